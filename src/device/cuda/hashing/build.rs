@@ -1,4 +1,4 @@
-//! Tables of hashes, built on a GPU a few at a time.
+//! LSH tables, built on a GPU a few at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,13 +15,15 @@ use crate::job::{Job, Phase};
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
 
-/// Rows of tables that are built at a time: 28 bytes for each, and a bit.
+/// The maximum number of rows, summed over tables, that are built together: a little over 28 bytes
+/// each.
 const ROWS_TOGETHER: usize = 1 << 24;
 
-/// Rows in a section, at least half of it on average.
+/// Four times the least, and twice the largest average number of rows of a section.
 const PER_SECTION: usize = 4;
 
-/// Whether a GPU hashes such rows with such functions.
+/// Whether a GPU hashes such rows with such functions: p-stable (Datar et al. 2004), hyperplanes
+/// (Charikar 2002) and sampled bits, but not MinHash.
 pub(in crate::device::cuda) fn can_hash(rows: &Rows, hasher: &Hasher) -> bool {
     let is_family = match hasher.family() {
         Family::PStable | Family::Hyperplane => !hasher.changes_rows(),
@@ -36,7 +38,7 @@ pub(in crate::device::cuda) fn warm(device: &CudaDevice, kind: ElementKind) {
     let _ = Kernels::get(&device.gpu, kind);
 }
 
-/// Rows one after the other on a device: elements of each, and how many there are.
+/// Row-major rows on a device, with their dimension and number.
 pub(in crate::device::cuda) struct Hashed<'a> {
     pub(in crate::device::cuda) kind: ElementKind,
     pub(in crate::device::cuda) buffer: &'a Buffer,
@@ -49,13 +51,14 @@ pub(in crate::device::cuda) struct BuiltTables {
     tables: Tables,
     numbers: Numbers,
     kernels: Arc<Kernels>,
-    /// Of each table: buckets with rows, rows in the largest, the sum of the squares of all sizes.
+    /// Per table: the number of non-empty buckets, the size of the largest, and the sum of the
+    /// squared sizes.
     pub(in crate::device::cuda) sizes: Vec<[u64; 3]>,
 }
 
 impl BuiltTables {
-    /// Hashes rows, and sorts them by their keys: for queries that are these rows, or for others. `None`
-    /// if a slot is out of range.
+    /// Hashes rows, and sorts them by key. `is_queried`: queries are these rows, else others.
+    /// `None` if a slot is out of range.
     pub(in crate::device::cuda) fn new(
         device: &CudaDevice,
         (rows, is_queried): (&Hashed<'_>, bool),
@@ -96,7 +99,7 @@ impl BuiltTables {
         Ok((out[0] == 0).then_some(Self { tables, numbers, kernels, sizes }))
     }
 
-    /// The rows of all tables, one table after the other, of u32.
+    /// The rows of all tables, table by table, as u32.
     pub(in crate::device::cuda) fn rows(&self) -> &Buffer {
         &self.tables.rows
     }
@@ -106,8 +109,8 @@ impl BuiltTables {
         self.tables.own.as_ref()
     }
 
-    /// The buckets of other queries, `probes` in each table and those of each query together, and how many
-    /// rows each visits; `None` if a slot is out of range.
+    /// The buckets of other queries, `probes` per table, query by query, and the number of rows
+    /// that each query visits; `None` if a slot is out of range.
     pub(in crate::device::cuda) fn find(
         &self,
         device: &CudaDevice,
@@ -141,7 +144,7 @@ impl BuiltTables {
     }
 }
 
-/// So many tables of so many rows, and some of the rows.
+/// The parameters of building `tables` tables of `count` rows, for a launch on some of the rows.
 fn building((count, tables): (usize, usize), rows: Range<usize>, section_bits: u32) -> Building {
     Building {
         rows: count as u64,
@@ -152,8 +155,8 @@ fn building((count, tables): (usize, usize), rows: Range<usize>, section_bits: u
     }
 }
 
-/// Hashes all rows for some tables, in launches that end in time; the rows of sections are counted in
-/// `tables`.
+/// Hashes all rows for some tables, in launches of bounded time; the rows of sections are counted
+/// in `tables`.
 fn hash(
     device: &CudaDevice,
     kernels: &Kernels,
@@ -180,7 +183,7 @@ fn hash(
     Ok(())
 }
 
-/// Sends functions to a device.
+/// Sends the functions of all tables to a device.
 fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Result<Numbers> {
     let Hashes { functions, signature } = hashes;
     let count = functions.first().map_or(0, |functions| functions.count());
@@ -220,21 +223,21 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
         offsets
     };
     let offsets = functions.iter().map(filled).collect::<Vec<_>>().concat();
-    // Together: sending a part takes as long as some megabytes.
+    // In one transfer: a transfer takes as long as some megabytes.
     let numbers: Vec<f64> = functions.iter().flat_map(|of| of.numbers()).copied().collect();
     let (numbers, offsets) = (sys::bytes_of(&numbers[..]), sys::bytes_of(&offsets[..]));
     Ok(Numbers { of: of(stride), numbers: upload(numbers)?, offsets: upload(offsets)? })
 }
 
-/// How far a sum of f32 over so many dimensions is off, at most, of the product of both lengths: each number is
-/// rounded, and each sum.
+/// The error bound of an f32 dot product over `dim` dimensions, relative to the product of both
+/// lengths: each coefficient is rounded, and each sum.
 fn margin(dim: usize) -> f32 {
     let roundings = (dim + 6) as f64 * 2f64.powi(-24);
-    // Of more, they multiply.
+    // With more roundings, their product terms count.
     if roundings < 0.01 { (roundings * 1.02) as f32 } else { f32::INFINITY }
 }
 
-/// The lengths of functions, rounded up, from their numbers in each dimension.
+/// The lengths of functions, rounded up, from their coefficients in each dimension.
 fn lengths(numbers: &[f64], stride: usize) -> Vec<f64> {
     let mut squares = vec![0.0; stride];
     for of_dim in numbers.chunks_exact(stride.max(1)) {
@@ -243,7 +246,7 @@ fn lengths(numbers: &[f64], stride: usize) -> Vec<f64> {
     squares.into_iter().map(|sum: f64| sum.sqrt() * (1.0 + 1e-6) + 1e-30).collect()
 }
 
-/// Room for so many tables of so many rows, with sections counted from 0.
+/// Memory for `tables` tables of `count` rows; the counters of sections are zero.
 fn empty(device: &CudaDevice, (tables, count): (usize, usize), is_queried: bool) -> Result<Tables> {
     let section_bits = (2 * count / PER_SECTION).next_power_of_two().trailing_zeros().max(1);
     let (sections, pieces) = Tables::sections(section_bits);
@@ -265,7 +268,7 @@ fn empty(device: &CudaDevice, (tables, count): (usize, usize), is_queried: bool)
     })
 }
 
-/// Room to build so many tables at a time.
+/// Memory to build `tables` tables at a time.
 fn workspace(device: &CudaDevice, tables: usize, count: usize) -> Result<Workspace> {
     let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
     Ok(Workspace {

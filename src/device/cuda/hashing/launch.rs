@@ -1,5 +1,5 @@
-//! The launches of hashing. Buffers are borrowed for a call and used by kernels later: a buffer outlives
-//! them because dropping it only retires it (see `driver::memory`), and all are in one stream.
+//! The launches of hashing. Buffers are borrowed for a call and used by kernels later: dropping a
+//! buffer only retires it (see `driver::memory`), and all kernels run in one stream.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, LazyLock};
@@ -26,29 +26,29 @@ const STAGED: usize = 32;
 /// Rows that a thread hashes together.
 const ROWS: usize = 4;
 
-/// Sections whose beginnings are counted together.
+/// Sections per piece, whose first positions are counted together.
 const PIECE: usize = 8192;
 
-/// Sections with more rows are put in order by a block of threads.
+/// The largest section that is sorted by single threads; a block sorts larger ones.
 pub(super) const SMALL: usize = 64;
 
-/// Bytes of a key and a row. See `Placed` in `kernels/hashing/tables.cuh`.
+/// Bytes of a placed row: its key and number. See `Placed` in `kernels/hashing/tables.cuh`.
 pub(super) const PLACED: usize = 16;
 
-/// Threads of a block that hashes, if its shared memory has room for their rows, and of others.
+/// Threads of a hashing block, if shared memory has room for their rows, and of other blocks.
 const HASHING: usize = 128;
 const THREADS: usize = 256;
 
-/// Shared memory of such a block beside its rows, at most.
+/// The maximum shared memory of a hashing block beside its rows.
 const RESERVED: usize = 8 << 10;
 
-/// Tables that a block hashes its rows for, so that they are read once for all.
+/// Tables for which a block hashes its rows, after reading them once.
 const TABLES_OF_BLOCK: usize = 4;
 
-/// The most blocks in the second dimension of a grid.
+/// The maximum number of blocks in the second dimension of a grid.
 const MOST_BLOCKS: usize = 65_535;
 
-/// Products of f32 that are added up per cycle of a multiprocessor.
+/// Products of f32 per cycle of a multiprocessor.
 const PER_CYCLE: f64 = 64.0;
 
 /// The same struct as in `kernels/hashing/keys.cuh`, which documents it.
@@ -119,7 +119,7 @@ assert_layout!(TablesOnDevice, 32, { rows: 0, keys: 8, own: 16, sizes: 24 });
 #[derive(Debug)]
 pub(super) struct Kernels {
     kind: ElementKind,
-    /// Threads of a block that hashes.
+    /// Threads of a hashing block.
     hashing: usize,
     multiprocessors: usize,
     hash_rows: CudaFunction,
@@ -136,23 +136,24 @@ pub(super) struct Kernels {
 /// The functions of all tables, on a device.
 pub(super) struct Numbers {
     pub(super) of: Functions,
-    /// f64 for each table, dimension and function; the positions of bits, of u32, for each table.
+    /// Per table, dimension and function a coefficient of f64; for bits, per table the sampled
+    /// positions, of u32.
     pub(super) numbers: Buffer,
-    /// For each table the offsets of functions, which are at most 1, and their lengths, rounded up, of f64.
+    /// Per table the offsets of functions, at most 1, and their lengths, rounded up, of f64.
     pub(super) offsets: Buffer,
 }
 
-/// What tables are made of while they are built, for some of them at a time.
+/// Temporary buffers for building some of the tables at a time.
 pub(super) struct Workspace {
-    /// For each table and row its key, and its rank in its section.
+    /// Per table and row: its key, and its rank in its section.
     pub(super) keys: Buffer,
     pub(super) ranks: Buffer,
-    /// Both section by section: [`PLACED`] bytes each.
+    /// Keys and rows, section by section: [`PLACED`] bytes each.
     pub(super) placed: Buffer,
-    /// Large sections, and how many there are.
+    /// Large sections, and their number.
     pub(super) large: Buffer,
     pub(super) large_count: Buffer,
-    /// Rows of each table, of u32.
+    /// The number of rows of each table, of u32.
     pub(super) sums: Buffer,
     /// Whether a slot was out of range, of u32.
     pub(super) out_of_range: Buffer,
@@ -164,21 +165,22 @@ pub(super) struct Tables {
     /// Rows of a table.
     pub(super) count: usize,
     pub(super) section_bits: u32,
-    /// The rows of all tables, of u32.
+    /// The rows of all tables, of u32, bucket by bucket.
     pub(super) rows: Buffer,
-    /// Their keys, of u64.
+    /// The keys of these rows, of u64.
     pub(super) keys: Option<Buffer>,
-    /// For each table and row its bucket, as two u32.
+    /// Per table and row: its bucket, as two u32.
     pub(super) own: Option<Buffer>,
-    /// Where sections begin in their pieces, and pieces in their tables.
+    /// The first position of each section relative to its piece, and of each piece in its table.
     pub(super) sections: Buffer,
     pub(super) pieces: Buffer,
-    /// For each table three u64: the number of buckets, the rows of the largest, the sum of all squares.
+    /// Per table three u64: the number of buckets, the size of the largest, and the sum of squared
+    /// sizes.
     pub(super) sizes: Buffer,
 }
 
 impl Tables {
-    /// Sections of a table, and their pieces.
+    /// The number of sections of a table, and of their pieces.
     pub(super) fn sections(section_bits: u32) -> (usize, usize) {
         let sections = 1usize << section_bits;
         (sections, sections.div_ceil(PIECE))
@@ -249,17 +251,17 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Shared memory for the rows of a block of so many threads.
+    /// Shared memory for the rows of a block of `threads` threads.
     fn tile_bytes(threads: usize, dim: usize) -> usize {
         threads * ROWS * (dim.min(STAGED) | 1) * size_of::<f32>()
     }
 
-    /// The fewest rows of a launch that fill the device, for so many tables.
+    /// The fewest rows that fill the device in a launch for `tables` tables.
     pub(super) fn fewest_rows(&self, tables: usize) -> usize {
         (self.multiprocessors * 2048 / tables.div_ceil(TABLES_OF_BLOCK)).max(HASHING)
     }
 
-    /// Hashes some of the rows for the tables from `first` on; `sections` counts them.
+    /// Hashes some of the rows for the tables from `first` on, and counts them in `sections`.
     pub(super) fn hash(
         &self,
         stream: &Arc<CudaStream>,
@@ -296,10 +298,10 @@ impl Kernels {
             let mut launch = stream.launch_builder(&self.hash_bits);
             launch.arg(rows.slice()).arg(&numbers).arg(workspace.keys.slice_mut());
             launch.arg(&ranks).arg(&counts).arg(&all).arg(&building);
-            // SAFETY: rows below `building.end` ≤ `building.rows` are read, and keys and ranks of these written, for each of
-            // which there is an element in each table; `begins` has checked the counts of sections. Functions are those of
-            // tables below `last`. The bits they name are of the rows, as the caller has checked. The buffers belong to this
-            // stream, and outlive what it does.
+            // SAFETY: rows below `building.end` ≤ `building.rows` are read, and a key and a rank
+            // written for each in every table; `begins` has checked the counts of sections.
+            // Functions are those of tables below `last`, and name bits of the rows, as the caller
+            // has checked. The buffers belong to this stream, and outlive its work.
             unsafe { launch.launch(grid) }.map_err(failed("hash_bits"))?;
             return Ok(());
         }
@@ -312,10 +314,11 @@ impl Kernels {
         launch.arg(rows.slice()).arg(&numbers).arg(&offsets).arg(workspace.keys.slice_mut());
         launch.arg(&ranks).arg(&counts).arg(workspace.out_of_range.slice_mut());
         launch.arg(&all).arg(&building);
-        // SAFETY: rows below `building.end` ≤ `building.rows` are read, and keys and ranks of these written, for each of which
-        // there is an element in each table; `begins` has checked the counts of sections. Functions and offsets are those
-        // of tables below `last`, also behind the addresses, and blocks have the shared memory that `tile_bytes` gives
-        // them. The buffers belong to this stream, and outlive what it does.
+        // SAFETY: rows below `building.end` ≤ `building.rows` are read, and a key and a rank
+        // written for each in every table; `begins` has checked the counts of sections. Functions
+        // and offsets are those of tables below `last`, also behind the addresses, and blocks have
+        // the shared memory of `tile_bytes`. The buffers belong to this stream, and outlive its
+        // work.
         unsafe { launch.launch(grid) }.map_err(failed("hash_rows"))?;
         Ok(())
     }
@@ -342,29 +345,33 @@ impl Kernels {
         let mut launch = stream.launch_builder(&self.place_rows);
         launch.arg(keys.slice()).arg(ranks.slice()).arg(&begins);
         launch.arg(placed.slice_mut()).arg(&building);
-        // SAFETY: `keys`, `ranks` and `placed` have an element for each row and table, `begins` one for each section. Ranks in
-        // a section are all different, and less than its count, as `hash` has counted them: every row is written to a
-        // place of its own. The buffers belong to this stream, and outlive what it does.
+        // SAFETY: `keys`, `ranks` and `placed` have an element for each row and table, `begins` one
+        // for each section. Ranks in a section are all different, and less than its count, as
+        // `hash` has counted them: every row is written to a place of its own. The buffers belong
+        // to this stream, and outlive what it does.
         unsafe { launch.launch(grid) }.map_err(failed("place_rows"))?;
         let to = tables.on_device(stream, first);
         let mut launch = stream.launch_builder(&self.sort_sections);
         launch.arg(placed.slice()).arg(&begins).arg(&to);
         launch.arg(large.slice_mut()).arg(large_count.slice_mut()).arg(&building);
-        // SAFETY: `place_rows` has written all places of the tables, and a section is a range of them. `on_device` has checked
-        // that tables have room for all rows, and for their keys and buckets where they keep these. A large section has more
-        // than `SMALL` rows, so that there are no more of them than `large` has room for.
+        // SAFETY: `place_rows` has written all places of the tables, and a section is a range of
+        // them. `on_device` has checked that tables have room for all rows, and for their keys and
+        // buckets where they keep these. A large section has more than `SMALL` rows, so that there
+        // are no more of them than `large` has room for.
         unsafe { launch.launch(grid) }.map_err(failed("sort_sections"))?;
         let blocks = LaunchConfig { block_dim: (1024, 1, 1), ..config(self.multiprocessors, 1, 0) };
         let mut launch = stream.launch_builder(&self.sort_large_sections);
         launch.arg(placed.slice()).arg(&begins).arg(&to);
         launch.arg(large.slice()).arg(large_count.slice()).arg(&building);
-        // SAFETY: `sort_sections` has listed `large_count` large sections in `large`, each once, so that blocks sort ranges
-        // that do not overlap; places and tables are those of `sort_sections`.
+        // SAFETY: `sort_sections` has listed `large_count` large sections in `large`, each once, so
+        // that blocks sort ranges that do not overlap; places and tables are those of
+        // `sort_sections`.
         unsafe { launch.launch(blocks) }.map_err(failed("sort_large_sections"))?;
         Ok(())
     }
 
-    /// From rows in each section to where sections begin. `sums` gets the rows of each table.
+    /// Turns the counts of rows in sections into first positions. `sums` gets the number of rows of
+    /// each table.
     fn add_up_sections(
         &self,
         stream: &Arc<CudaStream>,
@@ -391,8 +398,9 @@ impl Kernels {
         Ok(())
     }
 
-    /// Finds the buckets of queries by their keys, and by those that differ in a bit or two, so many in each
-    /// table; those of each query together, as two u32 each. Adds up how many rows each visits, of u64.
+    /// Finds `probes` buckets per query and table: that of its key, and those of keys that differ
+    /// in one or two bits. Ranges are stored query by query, as two u32 each; `visited` gets the
+    /// number of rows that each query visits, of u64.
     pub(super) fn find(
         &self,
         stream: &Arc<CudaStream>,
@@ -406,7 +414,7 @@ impl Kernels {
         assert!(building.rows as usize == tables.count && of_query <= tables.tables);
         check_size(keys, tables.tables * tables.count, 8);
         check_size(query_keys, count * of_query, 8);
-        // Two bits of keys of as many bits as functions.
+        // A key, and all keys that differ from it in one or two bits.
         let most = 1 + functions + functions * functions.saturating_sub(1) / 2;
         assert!(probes == 1 || (functions <= 64 && (1..=most).contains(&probes)));
         check_size(ranges, count * of_query * probes, 8);
@@ -420,9 +428,10 @@ impl Kernels {
         let some = (queries.end - queries.first) as usize;
         let mut grid = config(some.div_ceil(HASHING), HASHING, 0);
         grid.grid_dim.1 = of_query.min(MOST_BLOCKS) as u32;
-        // SAFETY: queries below `queries.end` ≤ `count` are read, and `probes` ranges written for each of them and each table,
-        // for all of which there is room; keys are read in sections, which `begins` has checked to be ranges of a table's
-        // rows. Probes flip bits below `functions` ≤ 64. The buffers belong to this stream, and outlive what it does.
+        // SAFETY: queries below `queries.end` ≤ `count` are read, and `probes` ranges written for
+        // each of them and each table, for all of which there is room; keys are read in sections,
+        // which `begins` has checked to be ranges of a table's rows. Probes flip bits below
+        // `functions` ≤ 64. The buffers belong to this stream, and outlive what it does.
         unsafe { launch.launch(grid) }.map_err(failed("find_buckets"))?;
         Ok(())
     }

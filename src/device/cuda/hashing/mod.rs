@@ -1,9 +1,9 @@
-//! Tables of hashes on a GPU: rows to keys, keys to tables, keys to buckets.
+//! LSH tables on a GPU: rows to keys, keys to tables, keys to buckets.
 //!
 //! | module | job |
 //! |---|---|
-//! | `build` | tables, a few at a time |
-//! | `launch` | kernels |
+//! | `build` | tables, built a few at a time |
+//! | `launch` | kernels and their launches |
 
 mod build;
 mod launch;

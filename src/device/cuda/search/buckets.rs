@@ -1,4 +1,4 @@
-//! Searches in buckets, on a GPU.
+//! Searches in LSH buckets, on a GPU.
 
 use super::device::MOST_ROOM;
 use super::join::JoinOf;
@@ -23,26 +23,27 @@ use crate::matrix::{ElementKind, Real};
 use crate::memory::{Pages, room, taking};
 use crate::metric::Metric;
 
-/// Fewer queries do not fill a GPU.
+/// The fewest queries that fill a GPU.
 const FEWEST_QUERIES: usize = 32;
 
-/// A warp takes this many rows in about 0.1 s: longer work could not be cancelled in time.
+/// Rows that a warp visits in about 0.1 s: longer work could not be cancelled in time.
 const MOST_VISITED: f64 = 2_097_152.0;
 
-/// With fewer queries, the host is faster if one of them visits more rows.
+/// With fewer queries than this, the host is faster if one of them visits more than `MANY_VISITED`
+/// rows.
 const FEW_QUERIES: usize = 4096;
 const MANY_VISITED: f64 = 131_072.0;
 
-/// With more neighbours, their lists take the shared memory of other warps.
+/// The maximum k: longer lists leave too little shared memory for other warps.
 const MOST_NEIGHBORS: usize = 4000;
 
-/// Rows of a base: those of 32 buckets are counted in 32 bits.
+/// The maximum number of rows of a base, so that the rows of 32 buckets are counted in 32 bits.
 const MOST_ROWS: usize = 1 << 26;
 
-/// The share of the memory for the fields of bits of all warps.
+/// The share of the memory (one in …) for the bit fields of all warps.
 const SHARE_OF_FIELDS: u64 = 8;
 
-/// Steps that it takes to visit a row, beside those of its dimensions.
+/// The cost of visiting a row, in dimensions of a distance.
 const VISIT: usize = 16;
 
 impl HashingDevice for CudaDevice {
@@ -94,14 +95,14 @@ impl HashingDevice for CudaDevice {
     }
 }
 
-/// A distance on a GPU.
+/// The type of distances on a GPU.
 trait OnGpu: Real + cudarc::driver::DeviceRepr + Default {}
 
 impl OnGpu for f32 {}
 impl OnGpu for f64 {}
 
 impl CudaDevice {
-    /// Whether there is room for the lists of queries.
+    /// Whether there is shared memory for lists of `k` neighbours.
     fn has_lists(&self, base: &CudaRows, k: usize) -> Result<bool> {
         let is_possible = (1..=MOST_ROWS).contains(&base.rows.len()) && k <= MOST_NEIGHBORS;
         Ok(is_possible && base.kernels(&self.gpu)?.warps_of_block(k).is_some())
@@ -155,7 +156,7 @@ impl CudaDevice {
         self.search::<T>((queries, base), tables, found, (k, &kernels), job).map(Some)
     }
 
-    /// The lists of rows that were joined with those in their own buckets, if that pays.
+    /// The lists of a self-join of the buckets, if the join pays.
     fn joined<T: OnGpu>(
         &self,
         base: &CudaRows,
@@ -165,7 +166,7 @@ impl CudaDevice {
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
         let (Some(own), count) = (buckets.own, buckets.queries) else { return Ok(None) };
-        // A join is of all tables.
+        // A join covers all tables.
         let is_of_all = buckets.tables == tables.tables;
         if !is_of_all || !tables.joins.pays(tables.table_rows, count, (k, buckets.left_out)) {
             return Ok(None);
@@ -220,7 +221,7 @@ impl CudaDevice {
         while first < visited.len() {
             job.check()?;
             let most = rate.of_a_launch() / dim as f64;
-            // Every warp has a query: fewer take as long.
+            // At least one query for every warp: fewer take as long.
             let mut end = visited.len().min(first + search.workers);
             let mut rows: f64 = visited[first..end].iter().sum();
             while end < visited.len() && rows + visited[end] < most {
@@ -240,7 +241,7 @@ impl CudaDevice {
         self.read_lists::<T>((&search.taken, kernels), (search.queries, k), job)
     }
 
-    /// Reads the lists of so many queries, of up to k neighbours each.
+    /// Reads the lists of `queries` queries, of up to k neighbours each.
     fn read_lists<T: OnGpu>(
         &self,
         (taken, kernels): (&Taken, &Kernels),
@@ -291,7 +292,7 @@ impl CudaDevice {
         })
     }
 
-    /// Everything that a search needs on the device.
+    /// The buffers of a search on the device.
     fn in_buckets(
         &self,
         base: &CudaRows,
@@ -334,7 +335,7 @@ impl CudaDevice {
         })
     }
 
-    /// The base rows that queries are, of so many.
+    /// The base rows that are the queries, of `base_rows` rows in all.
     fn own(&self, own: Option<OwnRows<'_>>, base_rows: usize, job: &Job) -> Result<Own> {
         Ok(match own {
             None => Own::Nobody,
@@ -346,7 +347,7 @@ impl CudaDevice {
         })
     }
 
-    /// The buckets that queries were given.
+    /// The buckets that were given for the queries.
     fn given(
         &self,
         buckets: &Buckets<'_>,
@@ -373,9 +374,9 @@ impl CudaDevice {
     }
 }
 
-/// Whether a query visits so many rows that the host had better find them.
+/// Whether a query visits more rows than a GPU should search, so that the host takes over.
 fn is_for_the_host(most: f64, tables: &CudaTables, queries: usize) -> bool {
-    // Where the host has no tables, building them takes longer.
+    // If the host has no tables, building them would take longer.
     let is_few = queries < FEW_QUERIES && tables.built().is_none();
     most > if is_few { MANY_VISITED } else { MOST_VISITED }
 }

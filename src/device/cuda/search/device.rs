@@ -1,4 +1,4 @@
-//! The contract of searches.
+//! The search contract of a GPU.
 
 use std::ops::Range;
 
@@ -23,20 +23,21 @@ use crate::memory::room;
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-/// Pairs that are sent together to be compared.
+/// Pairs of a launch that computes distances of chosen pairs.
 const PAIRS_TOGETHER: usize = 1 << 24;
 
-/// Query rows that are enough to keep any GPU busy. Of fewer, each block takes half a millisecond beside its
+/// Queries that keep every GPU busy. With fewer, each block takes half a millisecond beside its
 /// comparisons.
 const MOST_QUERIES: usize = 524_288;
 
-/// Neighbours for which room is made before the device has said that it can find so many.
+/// Neighbours for which memory is reserved before the device has found them.
 pub(super) const MOST_ROOM: usize = 1 << 28;
 
-/// Lists are sorted with 32-bit positions, in a power of two of at least 4 k entries.
+/// The maximum k: lists are sorted with 32-bit positions, in a power of two of at least 4 k
+/// entries.
 const MOST_NEIGHBORS: usize = 1 << 28;
 
-/// Lists of neighbours on a GPU.
+/// The top-k lists of a search, on a GPU.
 pub struct CudaLists(Search);
 
 impl SearchDevice for CudaDevice {
@@ -44,8 +45,8 @@ impl SearchDevice for CudaDevice {
     type Lists = CudaLists;
 
     /// Two chunks of base rows, so that one can arrive while the other is searched, and two blocks
-    /// of queries with their lists, in at most a quarter of the memory. A base that is there as a whole leaves the
-    /// place of the other chunk to its vectors as they were given.
+    /// of queries with their lists, in at most a quarter of the memory. A base that fits as a whole
+    /// uses the second chunk's memory for its vectors as given.
     fn capacity(&self, shape: &Shape) -> Capacity {
         capacity(self.memory.available() as usize, shape, self.multipliers(shape.kind))
     }
@@ -211,7 +212,7 @@ impl CudaDevice {
 
 fn capacity(limit: usize, shape: &Shape, by: Option<Multipliers>) -> Capacity {
     let dim = device_dim(shape.kind, shape.dim);
-    // Any metric: the dimension is stored the same way for all.
+    // Any metric, as the stored dimension is the same for all.
     let stored = Spec::new(shape.kind, any_metric(shape.kind), dim as u32).stored_dim(dim as u32);
     let stored = stored as usize;
     let panel = stored * scalar_bytes(shape.kind);

@@ -1,9 +1,9 @@
-//! Lists by the definition: the distances of the rows that they hold, computed on the device from the vectors as they
-//! were given.
+//! Top-k lists by the definition: exact distances of the listed rows, computed on the device from
+//! the vectors as given.
 //!
-//! Panels hold these vectors, unless directions are compared and vectors are not of length 1: then the device is sent
-//! them besides. Of a row in panels every element is in another sector of memory, so for many pairs a base is
-//! copied to rows one after the other, if there is memory.
+//! Panels hold these vectors, unless directions are compared and vectors are not of length 1: then
+//! the vectors are sent as well. In panels, every element of a row is in a different sector of
+//! memory, so for many pairs a base is copied to row-major order, if there is memory.
 
 use std::sync::{Arc, PoisonError};
 
@@ -22,15 +22,17 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::metric::Sum;
 
-/// With more pairs than this for each row, rows are copied out of panels, which takes memory and time. (Whole statements
-/// of 0.13M pairs of 0.5M × 384 on an H200 took 1.12 times as long as before with a copy, and 1.05 times without.)
+/// Pairs per row above which rows are copied to row-major order, which takes memory and time.
+/// (Whole statements of 0.13M pairs of 0.5M × 384 on an H200 took 1.12 times as long as before with
+/// a copy, and 1.05 times without.)
 const PAIRS_FOR_A_ROW: usize = 2;
 
 /// The most pairs of a launch.
 const MOST_PAIRS: usize = 1 << 30;
 
 impl CudaRows {
-    /// Values that the definition reads of these rows besides panels, if any, and the place of the first of them there.
+    /// Values that the definition reads besides panels, if there are any, and the position of these
+    /// rows there.
     fn given(&self, device: &CudaDevice, job: &Job) -> Result<Option<(Arc<Given>, usize)>> {
         let Some(directions) = self.rows.directions() else { return Ok(None) };
         if let Some((whole, first)) = &self.whole {
@@ -48,7 +50,7 @@ impl CudaRows {
 struct ExactRows {
     rows: usize,
     dim: usize,
-    /// Panels with these rows, how they lie there, and where the first of them is.
+    /// The panels with these rows, their layout, and the position of the first row.
     panels: Arc<Panels>,
     laid: Laid,
     first: usize,
@@ -63,7 +65,7 @@ impl ExactRows {
         Self::new(base, (panels, base.layouts.clone(), 0), device, job)
     }
 
-    /// Queries that are base rows are those of the base.
+    /// The rows of queries. Queries that are base rows share the base's layouts.
     fn of_queries(queries: &CudaRows, device: &CudaDevice, job: &Job) -> Result<Self> {
         if let Some((whole, first)) = &queries.whole {
             let base = whole.base.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -77,7 +79,7 @@ impl ExactRows {
         Ok(Self { laid: Laid::InOrder { negated }, ..of_base })
     }
 
-    /// Rows that are in the panels of a base from `first` on.
+    /// The rows from `first` on in the panels of a base.
     fn new(
         rows: &CudaRows,
         (panels, layouts, first): (Arc<Panels>, Arc<Layouts>, usize),
@@ -90,7 +92,7 @@ impl ExactRows {
         Ok(Self { rows: count, dim, panels, laid, first, layouts, given })
     }
 
-    /// The rows of the panels one after the other, if they are there, or worth it for so many pairs.
+    /// The rows in row-major order, if that copy exists or pays for `pairs` pairs.
     fn plain(
         &self,
         (gpu, memory): (&Gpu, &Arc<Memory>),
@@ -119,7 +121,7 @@ impl ExactRows {
         }
     }
 
-    /// The layout in which the definition reads them.
+    /// The layout in which the definition reads the rows.
     fn side<'a>(&'a self, plain: Option<&'a Plain>) -> Side<'a> {
         let given = self.given.as_ref().map(|(given, first)| (given, *first));
         let (values, dim, laid, first) = match (given, plain) {
@@ -134,7 +136,7 @@ impl ExactRows {
         Side { values, dim, laid, first, rows: self.rows, directions }
     }
 
-    /// Makes the compute stream wait for all of it.
+    /// Makes the compute stream wait for all layouts.
     fn wait(&self, gpu: &Gpu, plain: Option<&Plain>) -> Result<()> {
         wait_for(gpu, &self.panels.ready)?;
         if let Some((given, _)) = &self.given {
@@ -144,7 +146,7 @@ impl ExactRows {
     }
 }
 
-/// Lists of a search that are ranked by the definition.
+/// The part of a search that ranks its lists by the definition.
 pub(super) struct Exact {
     definition: Definition,
     queries: ExactRows,
@@ -153,7 +155,7 @@ pub(super) struct Exact {
 }
 
 impl Exact {
-    /// All that it takes on the device, but for what is done without if there is no memory.
+    /// Allocates all buffers except the optional copy to row-major order.
     pub(super) fn new(
         device: &CudaDevice,
         (queries, base): (&CudaRows, &CudaRows),
@@ -165,7 +167,7 @@ impl Exact {
         };
         let (count, of_base) = (queries.rows.len(), base.rows.len());
         let kept = count.saturating_mul(definition.k.min(of_base));
-        // Before the base is sent, which is of no use without room for these.
+        // Before the base is sent, which would be useless without these.
         let ranked = Ranked {
             rows: room(kept, size_of::<u32>())?,
             distances: room(kept, size_of::<f64>())?,
@@ -176,18 +178,18 @@ impl Exact {
         Ok(Self { definition, queries, base, ranked })
     }
 
-    /// Rows of the base.
+    /// The number of base rows.
     pub(super) fn base_rows(&self) -> usize {
         self.base.rows
     }
 
-    /// The transfers that it took.
+    /// The transfers for the definition's values.
     pub(super) fn take_transfers(&self) -> impl Iterator<Item = Transfer> {
         let given = [&self.queries, &self.base].map(|rows| rows.given.as_ref());
         given.into_iter().flatten().filter_map(|(given, _)| given.take_transfer())
     }
 
-    /// Computes the distances of lists that have `per_list` rows each, and ranks them by these.
+    /// Computes the distances of lists with `per_list` rows each, and sorts the lists by them.
     pub(super) fn rank(
         &mut self,
         device: (&Gpu, &Arc<Memory>),
@@ -226,7 +228,7 @@ impl Exact {
         Ok(())
     }
 
-    /// Downloads lists that had `per_list` rows each and have been ranked, after others.
+    /// Downloads ranked lists that had `per_list` rows each, and appends them to `to`.
     pub(super) fn download(
         &self,
         gpu: &Gpu,

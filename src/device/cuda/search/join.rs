@@ -1,5 +1,5 @@
-//! Joins of all base rows with those in their own buckets, on a GPU: made for the first queries, kept for
-//! the others.
+//! Self-joins of LSH buckets on a GPU: the neighbours of all base rows in their own buckets, made
+//! for the first queries and kept for later ones.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,30 +13,30 @@ use crate::device::cuda::handle::CudaDevice;
 use crate::error::Result;
 use crate::job::Job;
 
-/// With more neighbours, it takes too long to put one into its list.
+/// The maximum k: insertion into longer lists takes too long.
 const MOST_NEIGHBORS: usize = 64;
 
-/// A join of all rows takes about as long as finding the neighbours of one in so many of them.
+/// A join of all rows takes about as long as separate searches for one row in this many.
 const ALL_FOR: usize = 64;
 
-/// Steps that it takes to compare a row, beside those of its dimensions.
+/// The cost of comparing a row, beside its dimensions, in dimensions.
 const COMPARE: usize = 8;
 
-/// The share of all steps of a device that a lane makes, alone.
+/// The rate of a single lane, as a share of the device's.
 const OF_A_LANE: f64 = 1.0 / 65_536.0;
 
-/// A join that was made, and of which rows.
+/// The join that is kept, and the rows that it leaves out.
 #[derive(Default)]
 pub(super) struct Joins(Mutex<Option<Kept>>);
 
 type Kept = (JoinedLists, Option<Vec<u64>>);
 
-/// Whether a join has so many neighbours of each row, of the rows that count.
+/// Whether a kept join has lists of `k` neighbours and leaves out the same rows.
 fn is_of((joined, without): &Kept, k: usize, left_out: Option<&[u64]>) -> bool {
     joined.k == k && without.as_deref() == left_out
 }
 
-/// What a join is made of: the base, its tables, and the rows in the largest bucket of each.
+/// The input of a join: the base, its tables, and the size of the largest bucket of each table.
 pub(super) struct JoinOf<'a> {
     pub(super) base: &'a Buffer,
     /// Elements of a row.
@@ -48,7 +48,8 @@ pub(super) struct JoinOf<'a> {
 }
 
 impl Joins {
-    /// Whether it pays to join all of so many rows for these queries; not while others are joined.
+    /// Whether it pays to join all `rows` rows for these queries; false while another join is being
+    /// made.
     pub(super) fn pays(
         &self,
         rows: usize,
@@ -60,7 +61,8 @@ impl Joins {
         (1..=MOST_NEIGHBORS).contains(&k) && (is_there || queries.saturating_mul(ALL_FOR) >= rows)
     }
 
-    /// The lists of the base rows that queries are; all are made, unless that was done before.
+    /// The lists of the base rows that are the queries; joins all rows, unless that was done
+    /// before.
     pub(super) fn lists(
         &self,
         device: &CudaDevice,
@@ -68,7 +70,7 @@ impl Joins {
         (own, queries): (&Own, usize),
         job: &Job,
     ) -> Result<Taken> {
-        // Others wait for the join that is being made.
+        // Other callers wait for the join in the making.
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let joined = match &mut *kept {
             Some(kept) if is_of(kept, k, of.left_out) => kept,
@@ -91,7 +93,7 @@ impl Joins {
     }
 }
 
-/// Joins all rows, table by table, in launches that end in time.
+/// Joins all rows, table by table, in launches of bounded time.
 fn join_all(
     device: &CudaDevice,
     of: &JoinOf<'_>,
@@ -104,7 +106,7 @@ fn join_all(
     let compared = of.left_out.map(|_| device.filled(rows * 8, 0)).transpose()?;
     let mut joined = JoinedLists { k, rows, lists, compared };
     let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
-    // Lanes compare a few rows after the other: so many take as long as a launch may.
+    // A lane compares rows one after the other; `most` of them fill the time of a launch.
     let lanes = kernels.join(k).1 as f64;
     let most = (rate.of_a_launch() * OF_A_LANE * lanes / steps) as usize;
     let mut pace = Pace::default();

@@ -1,10 +1,10 @@
 //! Every kernel launch of a search: one function per kernel, which checks the sizes that the
 //! kernel relies on and picks its grid.
 //!
-//! What all launches share: buffers are borrowed for the call, kernels run later. A buffer outlives
-//! its kernels because dropping it only retires it (see `driver::memory`), and streams order the
-//! kernels of one list. Buffers are distinct allocations, so `__restrict__` holds; sizes in bytes
-//! are checked against what a kernel may touch before each launch.
+//! All launches share these rules: buffers are borrowed for the call, and kernels run later. A
+//! buffer outlives its kernels because dropping it only retires it (see `driver::memory`), and
+//! streams order the kernels of one list. Buffers are distinct allocations, so `__restrict__`
+//! holds; sizes in bytes are checked before each launch against the kernel's accesses.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, LazyLock};
@@ -25,13 +25,13 @@ use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::matrix::ElementKind;
 
-/// Threads of a block, where each has an entry of a list.
+/// Threads of a block with a thread per list entry.
 const THREADS: usize = 256;
 
-/// The fewest lists that a launch merges: fewer keep no device busy.
+/// The fewest lists of a merging launch: fewer keep no device busy.
 pub(super) const LEAST_MERGED: usize = 64;
 
-/// Warps, one query each, in a block of `merge_by_warp`, and the shared memory they may fill.
+/// Warps of a block of `merge_by_warp`, one per query, and the maximum shared memory of that block.
 pub(super) const WARPS: usize = 8;
 pub(super) const WARPS_SHARED: usize = 32 << 10;
 
@@ -62,7 +62,7 @@ pub(super) struct Kernels {
     pub(super) nearest_in_buckets: CudaFunction,
     pub(super) find_own_buckets: CudaFunction,
     pub(super) join_buckets: CudaFunction,
-    /// The same for rows of few elements and up to 8 or 16 neighbours.
+    /// Variants of `join_buckets` for rows of few elements and up to 8 or 16 neighbours.
     pub(super) join_for_8: CudaFunction,
     pub(super) join_for_16: CudaFunction,
     pub(super) take_lists: CudaFunction,
@@ -71,17 +71,18 @@ pub(super) struct Kernels {
     pub(super) close_gaps: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
-    /// The same of pairs whose rows lie anywhere, also by the definition, and of those in buckets.
+    /// The same for pairs of rows anywhere in memory, for these by the definition, and for pairs in
+    /// buckets.
     among_rate: Arc<Rate>,
     exact_rate: Arc<Rate>,
     buckets_rate: Arc<Rate>,
-    /// The same of pairs in joined buckets.
+    /// The same for pairs of a self-join of buckets.
     join_rate: Arc<Rate>,
-    /// Entries × steps of a sort per second, in shared memory and in place.
+    /// Entries × steps of a sort per second, in shared memory and in global memory.
     merge_rates: [Arc<Rate>; 2],
 }
 
-/// Rows of a piece that is being packed, and where they go. See `kernels/search/pack.cuh`.
+/// A piece of rows that is being packed, and its destination. See `kernels/search/pack.cuh`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     /// Rows in the piece.
@@ -93,9 +94,9 @@ pub(super) struct Piece {
     pub(super) first_dim: u32,
     /// Elements of a row in a panel.
     pub(super) stored_dim: u32,
-    /// Panels that rows are dealt out to; 0 to fill panels in order.
+    /// Panels that rows are dealt to; 0 to fill panels in order.
     pub(super) deal_to: u32,
-    /// Whether to store the negated elements.
+    /// Whether to negate the elements.
     pub(super) negate: bool,
 }
 
@@ -145,20 +146,21 @@ assert_layout!(Pass, 72, {
     factor: 64, absolute: 68,
 });
 
-/// The most f32 multiply-adds per cycle of a multiprocessor that a scan reaches.
+/// The maximum f32 multiply-adds per cycle of a multiprocessor in a scan.
 const PER_CYCLE: f64 = 64.0;
 
-/// How many times slower it is to sort an entry by a step, in shared memory and in place.
+/// The slowdown of a sort's step per entry relative to a multiply-add, in shared and in global
+/// memory.
 const MERGE_PENALTIES: [f64; 2] = [40.0, 320.0];
 
-/// How many times slower pairs are whose rows lie anywhere.
+/// The slowdown of pairs of rows anywhere in memory.
 const FETCH_PENALTY: f64 = 32.0;
 
-/// The same where threads beside each other compare with the same rows.
+/// The same if adjacent threads compare with the same rows.
 const JOIN_PENALTY: f64 = 2.0;
 
 impl Kernels {
-    /// The kernels for some rows and a metric, compiled and loaded by the first caller.
+    /// The kernels for such rows and a metric, compiled and loaded by the first caller.
     pub(super) fn get(gpu: &Gpu, spec: Spec) -> Result<Arc<Self>> {
         static LOADED: LazyLock<Once<(usize, Spec), Kernels>> = LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
@@ -220,38 +222,38 @@ impl Kernels {
         &self.scan_rate
     }
 
-    /// Pairs × dimensions per second, of pairs whose rows lie anywhere.
+    /// Pairs × dimensions per second, for pairs of rows anywhere in memory.
     pub(super) fn among_rate(&self) -> &Arc<Rate> {
         &self.among_rate
     }
 
-    /// The same of those by the definition, in float64.
+    /// The same by the definition, in float64.
     pub(super) fn exact_rate(&self) -> &Arc<Rate> {
         &self.exact_rate
     }
 
-    /// The same of pairs in buckets.
+    /// The same for pairs in buckets.
     pub(super) fn buckets_rate(&self) -> &Arc<Rate> {
         &self.buckets_rate
     }
 
-    /// The same of pairs in joined buckets.
+    /// The same for pairs of a self-join of buckets.
     pub(super) fn join_rate(&self) -> &Arc<Rate> {
         &self.join_rate
     }
 
-    /// Entries of such lists × steps of the sort per second.
+    /// Entries × steps of the sort per second, for such lists.
     pub(super) fn merge_rate(&self, lists: &Lists) -> &Arc<Rate> {
         let in_place = lists.slots * entry_bytes(self.spec.kind()) > self.shared_limit;
         &self.merge_rates[usize::from(in_place)]
     }
 
-    /// The parameters that the kernels were compiled for.
+    /// The compile-time parameters of the kernels.
     pub(super) fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Shared memory of the scan; its layout is described at the kernel.
+    /// Shared memory of the scan; the kernel documents its layout.
     fn scan_shared(&self) -> usize {
         let kind = self.spec.kind();
         let slices = (self.spec.staged_slices() * self.spec.slice()) as usize;
@@ -306,8 +308,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// Compares all queries with the panels of a pass's visits `begin..end`: if a word on the device is not
-    /// 0, where one is given.
+    /// Compares all queries with the panels of a pass's visits `begin..end`; skipped if `wanted` is
+    /// given and its word on the device is 0.
     pub(super) fn scan(
         &self,
         stream: &Arc<CudaStream>,
@@ -341,8 +343,8 @@ impl Kernels {
         grid
     }
 
-    /// Merges a pass's candidates for some of the queries, from this one on: if a word on the device is not
-    /// 0, where one is given; queries that are crowded by then are kept.
+    /// Merges a pass's candidates for some queries, from `first` on; skipped if `wanted` is given
+    /// and its word on the device is 0. Queries that are already crowded stay so.
     pub(super) fn merge(
         &self,
         stream: &Arc<CudaStream>,
@@ -391,7 +393,7 @@ impl Kernels {
         }
     }
 
-    /// Copies base rows, from this one on, to the layout of queries.
+    /// Copies base rows, from `first` on, to the layout of queries.
     pub(super) fn take_queries(
         &self,
         stream: &Arc<CudaStream>,

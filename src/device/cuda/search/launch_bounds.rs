@@ -1,5 +1,5 @@
-//! The launches that bound lists before anything is in them, and those for lists that are short or
-//! crowded.
+//! Launches that set initial thresholds of lists, and that repair lists which are short or whose
+//! candidates overflow.
 //!
 //! Buffers are borrowed for the call, as in `launch`.
 #![allow(unsafe_code)]
@@ -17,12 +17,14 @@ use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 
 impl Kernels {
-    /// How often to cut the panels that bound lists: so that all multiprocessors have some.
+    /// The number of parts into which the panels that bound lists are cut, so that all
+    /// multiprocessors are busy.
     pub(super) fn bounding_splits(&self, lists: &Lists, visits: usize) -> usize {
         (2 * self.multiprocessors).div_ceil(lists.queries.div_ceil(PANEL)).clamp(1, visits)
     }
 
-    /// Bounds empty lists by a pass's visits; `least` holds 32 totals for each query and split.
+    /// Sets the thresholds of empty lists from a pass's visits; `least` holds 32 totals per query
+    /// and split.
     pub(super) fn bound_lists(
         &self,
         stream: &Arc<CudaStream>,
@@ -49,7 +51,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Lengthens all lists from `have` to `want` neighbours, which are none.
+    /// Extends all lists from `have` to `want` neighbours by empty entries.
     pub(super) fn lengthen_lists(
         &self,
         stream: &Arc<CudaStream>,
@@ -70,7 +72,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// Empties the lists that are not full and may lack a row that matters, and records their queries as crowded.
+    /// Empties the lists that are not full and may lack a row that matters, and records their
+    /// queries as crowded.
     pub(super) fn find_short(
         &self,
         stream: &Arc<CudaStream>,
@@ -92,7 +95,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Searches the pass's visits `begin..end` again for the queries with too many candidates in it.
+    /// Searches the pass's visits `begin..end` again for the queries whose candidates overflow.
     pub(super) fn search_again(
         &self,
         stream: &Arc<CudaStream>,

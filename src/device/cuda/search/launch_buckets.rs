@@ -1,5 +1,5 @@
-//! The launches of searches in buckets, and the memory that they share. See `launch` for what all
-//! launches share.
+//! The launches of searches in LSH buckets, and the memory that they share. The rules of all
+//! launches are in `launch`.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -15,14 +15,15 @@ use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::matrix::ElementKind;
 
-/// Shared memory of a block, at least: with fewer warps more blocks are on a multiprocessor.
+/// The least shared memory of a block: with fewer warps per block, a multiprocessor holds more
+/// blocks.
 const BLOCK_SHARED: usize = 16 << 10;
 
-/// Warps of a block, at most, and of a multiprocessor.
+/// The maximum warps of a block, and of a multiprocessor.
 const MOST_WARPS: usize = 8;
 const WARPS_TOGETHER: usize = 32;
 
-/// Entries that a warp takes beside its neighbours before they are sorted, at least.
+/// The fewest candidates that a warp collects beside its neighbours before sorting.
 const ROOM: usize = 48;
 
 /// The same struct as in `kernels/search/buckets.cuh`, which documents it.
@@ -62,21 +63,21 @@ assert_layout!(BucketSearch, 64, {
     probes: 44, own: 48,
 });
 
-/// What no row has as its number.
+/// The number of no row.
 const NOBODY: u32 = u32::MAX;
 
-/// The base rows that queries are.
+/// The base rows that are the queries.
 pub(super) enum Own {
-    /// They are none.
+    /// Queries are not base rows.
     Nobody,
-    /// This one and those after it.
+    /// This row and its successors.
     From(u32),
-    /// These, of u32.
+    /// The listed rows, of u32.
     Each(Buffer),
 }
 
 impl Own {
-    /// For so many queries, of which each is one of so many rows.
+    /// The rows of `queries` queries, each one of `base_rows` rows, as an argument of kernels.
     pub(super) fn on_device(
         &self,
         stream: &Arc<CudaStream>,
@@ -104,60 +105,60 @@ pub(super) struct InBuckets {
     /// Elements of a row.
     pub(super) dim: usize,
     pub(super) k: usize,
-    /// How many tables there are, and are looked at.
+    /// The number of tables, and of those that are probed.
     pub(super) tables: (usize, usize),
-    /// Of how many warps there are fields of bits.
+    /// Warps with a bit field.
     pub(super) workers: usize,
-    /// The buckets that queries look at.
+    /// The buckets that queries probe.
     pub(super) buckets: Lookup,
     pub(super) own: Own,
-    /// A bit for each base row that does not count, in words of 64.
+    /// A bit for each base row that is left out, in words of 64.
     pub(super) left_out: Option<Buffer>,
-    /// A bit for each base row and warp; all 0.
+    /// A bit for each base row and warp; all zero.
     pub(super) seen: Buffer,
     pub(super) taken: Taken,
 }
 
 /// The lists of queries.
 pub(super) struct Taken {
-    /// For each query `k` rows and distances, and how many of them there are.
+    /// Per query `k` rows and distances, and the number of neighbours.
     pub(super) found: Buffer,
     pub(super) distances: Buffer,
     pub(super) counts: Buffer,
-    /// Three u64: rows that were visited, pairs that were compared, and neighbours in all lists, once they are
-    /// added up.
+    /// Three u64: visited rows, compared pairs, and the neighbours in all lists, once these are
+    /// summed.
     pub(super) work: Buffer,
 }
 
-/// The buckets that queries look at, as ranges of two u32 each.
+/// The buckets that queries probe, as ranges of two u32 each.
 pub(super) enum Lookup {
-    /// Each query at the one in which it is itself.
+    /// The query's own bucket in each table.
     Own,
-    /// So many ranges, and where those of each query and table begin, and the last end, of u32; `None`
-    /// if each has as many.
+    /// The number of ranges; the ranges; and per query and table the position of its first range,
+    /// then the end of the last, of u32: `None` if the number of ranges is the same for all.
     Given(usize, Buffer, Option<Buffer>),
 }
 
-/// The tables whose rows' own buckets are to be found.
+/// The tables for which the bucket of each row is determined.
 pub(super) struct OwnBuckets<'a> {
-    /// How many tables there are, and rows in each.
+    /// The number of tables, and of rows in each.
     pub(super) tables: usize,
     pub(super) table_rows: usize,
     /// The rows of all tables, of u32.
     pub(super) rows: &'a Buffer,
-    /// How many buckets there are, and where they begin in their tables, of u32.
+    /// The number of buckets, and their first positions in their tables, of u32.
     pub(super) buckets: (usize, &'a Buffer),
-    /// The number of the first bucket of each table, and of all buckets, of u64.
+    /// Per table the number of its first bucket, then the number of all buckets, of u64.
     pub(super) first_bucket: &'a Buffer,
 }
 
 impl InBuckets {
-    /// Words of 32 bits in the field of a warp.
+    /// 32-bit words of a warp's bit field.
     pub(super) fn words(base_rows: usize) -> usize {
         base_rows.div_ceil(32)
     }
 
-    /// Ranges of each query and table, where all have as many.
+    /// Ranges per query and table, if all have the same number.
     fn probes(&self) -> usize {
         match self.buckets {
             Lookup::Given(count, _, None) => count / (self.queries * self.tables.1).max(1),
@@ -196,7 +197,7 @@ impl Taken {
 }
 
 impl Kernels {
-    /// Entries that a warp has room for, and warps of a block; `None` if not even one fits.
+    /// Entries per warp, and warps of a block; `None` if not even one warp fits.
     pub(super) fn warps_of_block(&self, k: usize) -> Option<(usize, usize)> {
         let slots = (k + ROOM).next_power_of_two();
         let bytes = slots.checked_mul(entry_bytes(self.spec().kind()))?;
@@ -204,13 +205,13 @@ impl Kernels {
         (bytes <= self.shared_limit).then_some((slots, warps))
     }
 
-    /// Warps that the device works with at a time.
+    /// Resident warps of the device.
     pub(super) fn warps_together(&self) -> usize {
         self.multiprocessors * WARPS_TOGETHER
     }
 
-    /// Searches for the neighbours of some of the queries. `rows` are those of all tables, of u32, `own`
-    /// the bucket of each of them, as two u32.
+    /// Searches for the neighbours of some queries. `rows` has the rows of all tables, of u32,
+    /// `own` the bucket of each of them, as two u32.
     pub(super) fn nearest_in_buckets(
         &self,
         stream: &Arc<CudaStream>,
@@ -272,7 +273,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Finds the bucket that each row is in, in each table.
+    /// Finds the bucket of each row in each table.
     pub(super) fn find_own_buckets(
         &self,
         stream: &Arc<CudaStream>,

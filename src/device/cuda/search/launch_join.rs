@@ -1,5 +1,4 @@
-//! The launches of joins of all rows with those in their own buckets. See `launch` for what all launches
-//! share.
+//! The launches of self-joins of LSH buckets. The rules of all launches are in `launch`.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,10 +13,10 @@ use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 
-/// Threads of a block that takes lists.
+/// Threads of a block of `take_lists` and `close_gaps`.
 const TAKING: usize = 256;
 
-/// Lists that a block adds up, and each of its threads.
+/// Lists whose lengths a block sums, and a thread.
 const ADDING: usize = 4096;
 const OF_A_THREAD: usize = 4;
 
@@ -41,7 +40,7 @@ unsafe impl DeviceRepr for Join {}
 
 assert_layout!(Join, 24, { first: 0, end: 4, from: 8, count: 12, k: 16, dim: 20 });
 
-/// Tables whose rows are joined: how many tables there are, and rows in each.
+/// The tables of a join: the number of tables, and of rows in each.
 pub(super) struct Joining<'a> {
     pub(super) tables: usize,
     pub(super) table_rows: usize,
@@ -49,22 +48,23 @@ pub(super) struct Joining<'a> {
     pub(super) rows: &'a Buffer,
     /// The bucket of each row in each table, as two u32.
     pub(super) own: &'a Buffer,
-    /// A bit for each base row that does not count, in words of 64.
+    /// A bit for each base row that is left out, in words of 64.
     pub(super) left_out: Option<&'a Buffer>,
 }
 
-/// The nearest of each base row.
+/// The nearest neighbours of each base row.
 pub(super) struct JoinedLists {
     pub(super) k: usize,
     pub(super) rows: usize,
-    /// `k` entries for each row, ascending; those that there are not are all ones.
+    /// `k` entries per row, ascending; missing entries have all bits set.
     pub(super) lists: Buffer,
-    /// With how many rows each was compared, of u64, where these are not all others of its buckets.
+    /// Per row the number of compared rows, of u64; `None` if these are all other rows of its
+    /// buckets.
     pub(super) compared: Option<Buffer>,
 }
 
 impl Kernels {
-    /// What joins rows for `k` neighbours, and the lanes that each row has there.
+    /// The kernel that joins rows for `k` neighbours, and its lanes per row.
     pub(super) fn join(&self, k: usize) -> (&CudaFunction, usize) {
         let is_small = self.spec().is_unrolled();
         match k {
@@ -79,7 +79,7 @@ impl Kernels {
         self.multiprocessors * TOGETHER / self.join(k).1
     }
 
-    /// Compares some rows of a table with those in their buckets.
+    /// Compares some rows of a table with the rows of their buckets.
     pub(super) fn join_buckets(
         &self,
         stream: &Arc<CudaStream>,
@@ -125,7 +125,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// The lists of the base rows that queries are, and what these have visited.
+    /// Copies the lists of the base rows that are the queries, and sums the rows that these have
+    /// visited.
     pub(super) fn take_lists(
         &self,
         stream: &Arc<CudaStream>,
@@ -155,14 +156,15 @@ impl Kernels {
             None => launch.arg(&null),
         };
         launch.arg(to.work.slice_mut()).arg(&own).arg(&count).arg(&table_rows).arg(&tables);
-        // SAFETY: `own` has a range for each row and table, `work` is as `Taken::check` has it, and `compared`, if it is there,
-        // has an element for each row, as it was made; queries are base rows, as the caller has checked.
+        // SAFETY: `own` has a range for each row and table, `work` is as `Taken::check` has it, and
+        // `compared`, if it is there, has an element for each row, as it was made; queries are base
+        // rows, as the caller has checked.
         unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("add_visits"))?;
         Ok(())
     }
 
-    /// Where lists start when they are beside each other, and where the last ends, as u64.
+    /// The first position of each list once lists are contiguous, then the end of the last, as u64.
     pub(super) fn add_up_lists(
         &self,
         stream: &Arc<CudaStream>,
@@ -176,15 +178,15 @@ impl Kernels {
         let all_kept = address(stream, &taken.work) + 16;
         let mut launch = stream.launch_builder(&self.add_up_lists);
         launch.arg(taken.counts.slice()).arg(starts.slice_mut()).arg(&all_kept).arg(&count);
-        // SAFETY: `counts` has an element for each query, `starts` one more, and the address is of the third of the three
-        // counters of `work`, as checked above.
+        // SAFETY: `counts` has an element for each query, `starts` one more, and the address is of
+        // the third of the three counters of `work`, as checked above.
         unsafe { launch.launch(config((queries + 1).div_ceil(ADDING), ADDING / OF_A_THREAD, 0)) }
             .map_err(failed("add_up_lists"))?;
         Ok(())
     }
 
-    /// Moves the rows and distances of lists beside each other: `starts` says where each begins then, and
-    /// the last ends, as u64.
+    /// Makes the rows and distances of lists contiguous: `starts` has the first position of each
+    /// list, then the end of the last, as u64.
     pub(super) fn close_gaps(
         &self,
         stream: &Arc<CudaStream>,

@@ -1,4 +1,5 @@
-//! The launches that compare pairs of a query and a row anywhere: chosen ones, and those of lists, by the definition.
+//! The launches for pairs of rows anywhere in memory: chosen pairs, and those of lists by the
+//! definition.
 //!
 //! Buffers are borrowed for the call, as in `launch`.
 #![allow(unsafe_code)]
@@ -25,50 +26,50 @@ pub(super) const DIRECTION_BYTES: usize = 2 * size_of::<f64>();
 
 /// Pairs whose distances are to be computed.
 pub(super) struct Pairs {
-    /// Rows on either side, and elements of a row.
+    /// Rows on both sides, and elements of a row.
     pub(super) queries: usize,
     pub(super) base_rows: usize,
     pub(super) dim: usize,
-    /// The place at which the pairs of each query start, and the end of the last ones; of u64.
+    /// Per query the position of its first pair, then the end of the last, of u64.
     pub(super) starts: Buffer,
-    /// The number of the first pair, and how many there are.
+    /// The number of the first pair, and the number of pairs.
     pub(super) first: usize,
     pub(super) count: usize,
-    /// Their base rows.
+    /// The base rows of the pairs.
     pub(super) rows: Buffer,
     pub(super) distances: Buffer,
 }
 
 /// Rows of f32 of one side, as the definition of a distance reads them.
 pub(super) struct Side<'a> {
-    /// The values, from this byte on, of rows of so many elements.
+    /// The values, from this byte on, and the dimension of rows.
     pub(super) values: (&'a Buffer, usize),
     pub(super) dim: usize,
     pub(super) laid: Laid,
-    /// The place of the first row among them, and their number.
+    /// The position of the first row among the values, and the number of rows.
     pub(super) first: usize,
     pub(super) rows: usize,
-    /// The directions of the rows, from this byte on, if they are compared by them.
+    /// The directions of the rows, from this byte on, if the metric compares directions.
     pub(super) directions: Option<(&'a Buffer, usize)>,
 }
 
-/// How rows are laid out.
+/// The layout of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Laid {
-    /// One after the other.
+    /// Row-major.
     Plain,
-    /// In the panels of a base, of so many.
+    /// The panels of a base, to which rows are dealt.
     Dealt { panels: usize },
-    /// In those of queries, which may be negated.
+    /// The panels of queries, which may be negated.
     InOrder { negated: bool },
 }
 
-/// Parameters that lists by the definition have in common.
+/// Parameters of lists by the definition.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measured {
     /// Elements of a row.
     pub(super) dim: usize,
-    /// Rows of each list, and how many of them are kept.
+    /// Rows of each list, and the number of rows to keep.
     pub(super) per_list: usize,
     pub(super) keep: usize,
     /// The metric of the definition.
@@ -80,7 +81,7 @@ pub(super) struct Ranked {
     pub(super) rows: Buffer,
     /// Of float64.
     pub(super) distances: Buffer,
-    /// For each list, a sum that no row beside it is below.
+    /// For each list, a lower bound on the sums of all rows outside it.
     pub(super) last: Buffer,
 }
 
@@ -163,7 +164,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Entries that a list of this length is ranked among, in shared memory.
+    /// Entries of shared memory in which a list of this length is sorted.
     pub(super) fn room_to_rank(per_list: usize) -> usize {
         per_list.next_power_of_two().max(2)
     }
@@ -174,8 +175,8 @@ impl Kernels {
         self.spec().kind() == ElementKind::F32 && bytes <= self.shared_limit
     }
 
-    /// Computes the distances of some entries of the lists, counted list after list from `first` on: each list has them
-    /// behind its entries. Entries are rows of this base, or none.
+    /// Computes the distances of some entries of the lists, counted list after list from `first`
+    /// on, and writes them behind the entries of each list. Entries are rows of this base, or none.
     pub(super) fn measure_lists(
         &self,
         stream: &Arc<CudaStream>,
@@ -204,15 +205,17 @@ impl Kernels {
         let mut launch = stream.launch_builder(&self.measure_lists);
         launch.arg(&queries).arg(&base).arg(lists.entries.slice_mut()).arg(&first).arg(&pairs);
         launch.arg(&dim).arg(&length).arg(&slots).arg(&outcome);
-        // SAFETY: reads the first `per_list` entries of lists below `queries`, and writes as many numbers of 8 bytes, as
-        // entries of f32 have, behind them: within `slots`. Queries are below `queries.rows`, and rows below `base.rows`,
-        // as the lists were only offered this base, from number 0 on, and no entry is read as row 0; `on_device` checks that these are there.
+        // SAFETY: reads the first `per_list` entries of lists below `queries`, and writes as many
+        // numbers of 8 bytes, as entries of f32 have, behind them: within `slots`. Queries are
+        // below `queries.rows`, and rows below `base.rows`, as the lists were only offered this
+        // base, from number 0 on, and no entry is read as row 0; `on_device` checks that these are
+        // there.
         unsafe { launch.launch(config(count.div_ceil(MEASURING), MEASURING, 0)) }
             .map_err(failed("measure_lists"))?;
         Ok(())
     }
 
-    /// Ranks some lists, from this one on, by the distances behind their entries.
+    /// Sorts some lists, from `first` on, by the distances behind their entries.
     pub(super) fn rank_lists(
         &self,
         stream: &Arc<CudaStream>,
@@ -248,14 +251,15 @@ impl Kernels {
             .arg(&length)
             .arg(&slots);
         launch.arg(&keep).arg(&room);
-        // SAFETY: reads the first `per_list` entries of lists below `queries` and as many distances behind them, within
-        // `slots`, and an entry of `worst` for each; writes `keep` rows and distances for each, and a sum: sizes checked above. Each list is sorted in
-        // `room` entries of the shared memory that the launch asks for.
+        // SAFETY: reads the first `per_list` entries of lists below `queries` and as many distances
+        // behind them, within `slots`, and an entry of `worst` for each; writes `keep` rows and
+        // distances for each, and a sum: sizes checked above. Each list is sorted in `room` entries
+        // of the shared memory that the launch asks for.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())
     }
 
-    /// Copies all rows of a base from panels to their original layout.
+    /// Copies all rows of a base from panels to row-major order.
     pub(super) fn unpack(
         &self,
         stream: &Arc<CudaStream>,
@@ -272,8 +276,9 @@ impl Kernels {
         let held = held as u32;
         let mut launch = stream.launch_builder(&self.unpack);
         launch.arg(panels.slice()).arg(to.slice_mut()).arg(&rows).arg(&dim).arg(&stored).arg(&held);
-        // SAFETY: reads elements below `dim` ≤ `stored_dim` of rows below `rows`, which are in as many panels as it takes
-        // to hold them, and writes rows × dim elements: sizes checked above.
+        // SAFETY: reads elements below `dim` ≤ `stored_dim` of rows below `rows`, which are in as
+        // many panels as it takes to hold them, and writes rows × dim elements: sizes checked
+        // above.
         unsafe { launch.launch(grid) }.map_err(failed("unpack"))?;
         Ok(())
     }

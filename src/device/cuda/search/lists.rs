@@ -1,5 +1,5 @@
-//! The lists of a block of queries: their memory, the launches that merge base rows into them, and
-//! the download to the host.
+//! The top-k lists of a block of queries: their memory, the launches that merge base rows into
+//! them, and the download to the host.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::ElementKind;
 
-/// How many times faster a scan compares pairs than a search for single queries.
+/// The speed of a scan relative to searching again for single queries.
 const SEARCH_AGAIN_PENALTY: f64 = 16.0;
 
-/// The same where few queries are searched again: a filter that crowds more is given up.
+/// The same if few queries are searched again, as a filter with more crowded queries is given up.
 const FEW_AGAIN: f64 = 2.0;
 
 /// In `Pass::first_query`: queries and base rows are different rows. No base row has this number or
@@ -38,10 +38,10 @@ const NOT_A_SELF_JOIN: u64 = 1 << 32;
 pub(super) struct Search {
     kernels: Arc<Kernels>,
     lists: Lists,
-    /// Base rows offered so far, and whether each query was one of them.
+    /// Base rows offered so far, and whether queries are base rows.
     offered: u64,
     is_self_join: bool,
-    /// The part of lists by the definition, if they are.
+    /// The state for lists by the definition, if these are wanted.
     pub(super) exact: Option<Exact>,
     account: Account,
     pace: Pace,
@@ -58,7 +58,7 @@ struct Account {
 /// Bytes of a query's list on the device, with the memory needed to download it.
 pub(super) fn list_bytes(kind: ElementKind, k: usize) -> usize {
     let per_query = entry_bytes(kind) + real_bytes(kind) + 2 * size_of::<u32>();
-    // By the definition, distances are float64, and there is a sum for each list.
+    // By the definition, distances are float64, and each list has a lower bound on sums.
     let brought_home = k * (size_of::<f64>() + size_of::<u32>()) + size_of::<f32>();
     passes::slots(k) * entry_bytes(kind) + per_query + brought_home
 }
@@ -155,7 +155,7 @@ impl Search {
             if let Some(have) = have.replace(step.k).filter(|have| *have < step.k) {
                 self.kernels.lengthen_lists(&gpu.compute, &mut self.lists, (have, step.k))?;
             }
-            // What is scanned after a filtered pass is so only if the filter has been given up.
+            // After a filtered pass, a scan runs only if the filter was given up.
             let filtering = filtering.as_ref().filter(|_| step.kind == PassKind::Filtered);
             if let Some(filtering) = filtering {
                 let pass = (&pass, &step.visits);
@@ -178,7 +178,7 @@ impl Search {
         Ok(())
     }
 
-    /// Bounds the lists, in which there is nothing yet, by a few panels.
+    /// Sets the thresholds of empty lists, from a few panels.
     fn bound(
         &mut self,
         device: &CudaDevice,
@@ -193,8 +193,8 @@ impl Search {
         self.kernels.bound_lists(compute, sides, (lists, &mut least), pass)
     }
 
-    /// Compares all queries with the panels of some visits: if a word on the device says so, where one is
-    /// given.
+    /// Compares all queries with the panels of some visits; skipped if `wanted` is given and its
+    /// word on the device is 0.
     fn scan(
         &mut self,
         gpu: &Gpu,
@@ -216,8 +216,8 @@ impl Search {
         Ok(())
     }
 
-    /// Compares crowded queries with the panels of some visits, `penalty` times slower than a scan if
-    /// they are as many as are expected at most.
+    /// Compares crowded queries with the panels of some visits, `penalty` times slower than a scan
+    /// if their number reaches the expected maximum.
     fn search_again(
         &mut self,
         gpu: &Gpu,
@@ -239,7 +239,7 @@ impl Search {
         Ok(())
     }
 
-    /// What filters pairs, if that pays.
+    /// The filter for these rows, if it pays.
     fn filtering(
         &self,
         device: &CudaDevice,
@@ -265,7 +265,7 @@ impl Search {
 
     /// Merges a pass's candidates into the lists.
     fn merge(&mut self, gpu: &Gpu, pass: &Pass, wanted: Option<&Buffer>, job: &Job) -> Result<()> {
-        // The number of times that a sort goes through the entries.
+        // The number of steps of the sorting network.
         let steps = (self.lists.slots.ilog2() * (self.lists.slots.ilog2() + 1) / 2) as f64;
         let per_query = self.lists.slots as f64 * steps;
         let rate = self.kernels.merge_rate(&self.lists).clone();
@@ -281,8 +281,8 @@ impl Search {
         Ok(())
     }
 
-    /// The parameters that all passes of a call have in common. Which neighbours matter is told only to lists by the
-    /// definition: they say up to which sum they have all.
+    /// The parameters shared by all passes of a call. Only lists by the definition need not keep
+    /// every neighbour: their bound on sums says up to which distance they are complete.
     fn pass(&self, base: &Panels, pairing: &Pairing<'_>) -> Pass {
         let panels = passes::panels(base.rows);
         let enough = pairing.enough.filter(|_| self.exact.is_some());
@@ -311,7 +311,7 @@ impl Search {
         }
     }
 
-    /// Downloads the lists to the host, after others.
+    /// Downloads the lists, and appends them to `to`.
     pub(super) fn finish(
         mut self,
         gpu: &Gpu,
@@ -375,7 +375,7 @@ impl Search {
         Ok(())
     }
 
-    /// Queries that were processed again.
+    /// The number of queries that were searched again.
     fn redone(&self, gpu: &Gpu) -> Result<u64> {
         let redone = sys::read::<u64>(&gpu.compute, self.lists.redone.slice(), 1);
         Ok(redone.map_err(failed("cuMemcpyDtoHAsync"))?[0])

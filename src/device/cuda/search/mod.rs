@@ -2,18 +2,18 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | `device` | the contract of searches |
-//! | `buckets`, `launch_buckets` | that of searches in buckets |
-//! | `tables` | tables that were built here, or sent |
-//! | `join`, `launch_join` | all rows with those in their own buckets |
-//! | `exact`, `given` | lists by the definition, and what it reads of rows |
+//! | `device` | the search contract of a GPU |
+//! | `buckets`, `launch_buckets` | searches in LSH buckets |
+//! | `tables` | LSH tables, built on the GPU or sent |
+//! | `join`, `launch_join` | self-joins of LSH buckets |
+//! | `exact`, `given` | lists by the definition, and the values that it reads |
 //! | `rows` | rows and their layouts on the GPU |
-//! | `launch_bounds` | launches that bound lists, and lengthen them |
+//! | `launch_bounds` | launches that set and repair thresholds, and extend lists |
 //! | `lists` | the lists of a block of queries, from empty to downloaded |
-//! | `filter` | which pairs are compared at all, by products on tensor cores |
-//! | `passes` | how a search is cut into passes |
+//! | `filter` | the filter of pairs by tensor-core products |
+//! | `passes` | the cut of a search into passes |
 //! | `launch`, `spec` | kernels, and their compile-time parameters |
-//! | `launch_pairs` | launches that compare pairs of rows anywhere |
+//! | `launch_pairs` | launches for pairs of rows anywhere in memory |
 //!
 //! Nothing here waits for the device, except to keep the host from running far ahead of it (so that
 //! a cancelled search stops soon) and to download values.

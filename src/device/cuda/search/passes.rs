@@ -1,12 +1,12 @@
-//! How a search is cut into passes: the size of a query's list, and which base panels are scanned
-//! when.
+//! The passes of a search: the size of a query's list, and the order in which base panels are
+//! scanned.
 //!
-//! A pass compares every query with some panels against a fixed threshold; the candidates it finds
-//! are merged, which tightens the threshold for the next. Passes grow with the number of rows seen: k
-//! of those are within the threshold, so a pass `growth` times as large finds about k · growth
-//! candidates per query, half of the room. The order of the panels is a stride near the golden ratio,
-//! so that the rows seen are spread evenly. A base that defeats this costs time (crowded queries are
-//! searched again), but never changes an answer.
+//! A pass compares every query with some panels against a fixed threshold; its candidates are then
+//! merged, which lowers the threshold for the next pass. Passes grow with the number of rows seen:
+//! k of these are within the threshold, so a pass `growth` times as large finds about k · growth
+//! candidates per query, half of its slots. Panels are visited at a stride near the golden ratio,
+//! so that the rows seen are spread evenly. A base that defeats this costs time (queries whose
+//! candidates overflow are searched again), but never changes an answer.
 //!
 //! No CUDA here: this is pure arithmetic, and is tested as such.
 
@@ -15,22 +15,22 @@ use std::ops::Range;
 /// Rows in a panel.
 pub(super) const PANEL: usize = 128;
 
-/// A pass is at most this many times as large as the rows seen before it, and one whose pairs are
-/// filtered.
+/// The maximum size of a pass relative to the rows seen before it, of a scan and of a filtered
+/// pass.
 const MOST_GROWTH: usize = 8;
 const MOST_FILTERED_GROWTH: f64 = 2.0;
 
-/// The fewest and the most panels whose rows of bits are sorted together, powers of two.
+/// The smallest and the largest number of panels whose bit rows are sorted together, powers of two.
 pub(super) const FIRST_WINDOW: usize = 16;
 pub(super) const WINDOW: usize = 128;
 
-/// Panels that are scanned before any are filtered: enough to make thresholds tell.
+/// Panels that are scanned before the filter starts: enough for useful thresholds.
 const SCANNED_FIRST: usize = 4;
 
-/// The longest lists that are bounded by the least of 32 groups of rows.
+/// The longest lists that are bounded by the minima of 32 groups of rows.
 const MOST_BOUNDED: usize = 16;
 
-/// At the end, a pass of less than this share of its size is added to the one before.
+/// A last pass smaller than this share of its regular size is added to the one before.
 const CRUMB: f64 = 0.25;
 
 /// Entries of a query's list: k neighbours and at least three times as many candidates; a power of
@@ -44,7 +44,7 @@ pub(super) fn panels(rows: usize) -> usize {
     rows.div_ceil(PANEL)
 }
 
-/// A stride through panels that visits each once and spreads any first few of them evenly.
+/// A stride that visits each panel once, and spreads every prefix of the visits evenly.
 pub(super) fn stride(panels: usize) -> usize {
     let golden = (panels as f64 * 0.618_033_988_749_895) as usize;
     (golden.max(1)..).find(|candidate| gcd(*candidate, panels) == 1).unwrap_or(1)
@@ -54,41 +54,41 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Some of the visits to panels.
+/// A range of visits to panels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SearchPass {
     /// Visits, each to one panel.
     pub(super) visits: Range<usize>,
     pub(super) kind: PassKind,
-    /// Entries of every list after it.
+    /// Entries of every list after the pass.
     pub(super) k: usize,
 }
 
-/// What a pass does with its pairs.
+/// The use of a pass's pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PassKind {
     /// They bound the lists, and are compared again later.
     Bounding,
     /// Every pair is a candidate, because lists may not be full yet.
     Dense,
-    /// Those within reach are candidates.
+    /// Pairs within the threshold are candidates.
     Scanned,
-    /// They are filtered first; visits are whole tiles.
+    /// Pairs are filtered first; visits are whole tiles.
     Filtered,
 }
 
-/// Where passes whose pairs are filtered begin and end.
+/// The boundaries of filtered passes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Cuts {
-    /// Between tiles of so many panels.
+    /// Between tiles of this many panels.
     Tiles(usize),
-    /// Between windows: [`FIRST_WINDOW`] panels, then as many as lie before, up to [`WINDOW`]. Rows are sorted in each,
-    /// and the larger it is, the more alike are those of a tile.
+    /// Between windows: [`FIRST_WINDOW`] panels, then as many as lie before, up to [`WINDOW`]. Bit
+    /// rows are sorted within a window; the larger it is, the more alike are the rows of a tile.
     Windows,
 }
 
 impl Cuts {
-    /// The first that is not before a visit.
+    /// The first boundary at or after a visit.
     fn next(self, visit: usize) -> usize {
         match self {
             Self::Tiles(panels) => visit.next_multiple_of(panels),
@@ -99,17 +99,17 @@ impl Cuts {
     }
 }
 
-/// How many windows so many panels are in.
+/// The number of windows of `panels` panels.
 pub(super) fn windows(panels: usize) -> usize {
     let ends = std::iter::successors(Some(0), |end| Some(Cuts::Windows.next(end + 1)));
     ends.take_while(|end| *end < panels).count()
 }
 
-/// How pairs are filtered.
+/// The parameters of filtered passes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiles {
     pub(super) cuts: Cuts,
-    /// Words for hits in the place of a candidate.
+    /// Words for hits in the memory of a candidate.
     pub(super) words: usize,
     /// Panels that bound the lists.
     pub(super) bounding: usize,
@@ -117,13 +117,14 @@ pub(super) struct Tiles {
 
 /// The passes of one call.
 ///
-/// With a filter, lists that were offered nothing before begin with few entries: those that the rows seen
-/// so far probably share with the final list, and some more. A row beyond the last of them is unlikely
-/// to be among the k nearest of all. If it is, the list is not full in the end, and is made anew.
+/// With a filter, lists that are empty before start with few entries: the expected number of
+/// entries that the rows seen share with the final list, and a margin. A row beyond them is
+/// unlikely to be among the k nearest. If one is, the list is not full at the end, and is made
+/// again.
 #[derive(Debug)]
 pub(super) struct SearchPasses {
     panels: usize,
-    /// Places in panels that hold no row.
+    /// Places in panels without a row.
     padding: usize,
     k: usize,
     slots: usize,
@@ -144,25 +145,25 @@ impl SearchPasses {
         Self { panels, padding, k, slots, offered, next, tiles, is_bounded: false }
     }
 
-    /// The same, most of them filtered.
+    /// The same passes, most of them filtered.
     pub(super) fn filtered(self, tiles: Option<Tiles>) -> Self {
         Self { tiles, ..self }
     }
 
-    /// Whether lists may be less than full in the end, without need.
+    /// Whether lists may not be full at the end although there are enough rows.
     pub(super) fn may_end_short(&self) -> bool {
         self.tiles.is_some() && self.offered == 0
     }
 
-    /// Whether lists may not be full yet: all padding may lie in the panels seen, and one row may
-    /// be the query itself. A pass that is dense without need is only slower.
+    /// Whether lists may not be full yet: all padding may be in the panels seen, and one row may be
+    /// the query itself. An unnecessary dense pass is only slower.
     fn may_be_short(&self) -> bool {
         let k = if self.may_end_short() { self.rank(self.next) } else { self.k };
         self.offered + (self.next * PANEL).saturating_sub(self.padding) <= k
     }
 
-    /// Entries of a list that the rows of so many panels and the final list share, and five standard
-    /// deviations more.
+    /// The expected number of entries of the final list among the rows of `panels` panels, plus
+    /// five standard deviations.
     fn rank(&self, panels: usize) -> usize {
         let expected = self.k as f64 * panels as f64 / self.panels as f64;
         let rank = (expected + 5.0 * expected.sqrt() + 4.0).ceil() as usize;
@@ -231,7 +232,8 @@ impl Iterator for SearchPasses {
         }
         let room = self.slots - self.k;
         let size = if is_dense || self.next == 0 {
-            // Just enough to fill the lists; as many candidates as rows, so they always fit.
+            // Just enough to fill the lists; there are as many candidates as rows, so they always
+            // fit.
             (self.k + 1 + self.padding).div_ceil(PANEL).clamp(1, room / PANEL)
         } else {
             let growth = (room as f64 / (2 * self.k) as f64).min(MOST_GROWTH as f64);
@@ -254,7 +256,7 @@ pub(super) fn launches(
     visits.clone().step_by(size).map(move |begin| begin..(begin + size).min(end))
 }
 
-/// Pairs × dimensions of some panels; every pair costs about two more in the epilogue.
+/// Pairs × dimensions of some panels; the epilogue costs about two dimensions per pair.
 pub(super) fn operations(panels: usize, queries: usize, dim: usize) -> f64 {
     panels as f64 * PANEL as f64 * queries as f64 * (dim + 2) as f64
 }
@@ -378,7 +380,7 @@ mod tests {
             }
             assert_eq!(windows(panels), ends.len() - 1, "{panels}");
             for (i, window) in ends.windows(2).enumerate() {
-                // As kernels reckon: see `sort_rows` in `kernels/filter/bits.cuh`.
+                // As in `sort_rows` in `kernels/filter/bits.cuh`.
                 let small = (WINDOW / FIRST_WINDOW).ilog2() as usize + 1;
                 let (size, before) = match i {
                     0 => (FIRST_WINDOW, 0),

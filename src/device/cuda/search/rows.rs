@@ -25,7 +25,7 @@ pub struct CudaRows {
     pub(super) rows: Rows,
     pub(super) metric: Metric,
     pub(super) layouts: Arc<Layouts>,
-    /// The rows that these are a part of, and the position of the first one there.
+    /// The rows that contain these, and the position of the first of these there.
     pub(super) whole: Option<(Arc<Layouts>, usize)>,
 }
 
@@ -39,7 +39,8 @@ pub(super) struct Layouts {
 }
 
 impl Layouts {
-    /// Drops what only the definition reads. Who uses it now keeps it until then.
+    /// Drops the layouts that only the definition reads. Current users keep them until they are
+    /// done.
     pub(super) fn forget_exact(&self) {
         *self.plain.lock().unwrap_or_else(PoisonError::into_inner) = None;
         *self.given.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -54,29 +55,30 @@ pub(super) struct Panels {
     pub(super) buffer: Buffer,
     pub(super) rows: usize,
     pub(super) stored_dim: usize,
-    /// Passes when all rows have arrived.
+    /// Completes when all rows have arrived.
     pub(super) ready: CudaEvent,
-    /// The transfer that it took, until it is accounted for.
+    /// The transfer of the rows, until it is accounted for.
     transfer: Mutex<Option<Transfer>>,
-    /// The same rows for products, once they are wanted; none if they have no use for it.
+    /// The same rows packed for products, once they are needed; none if the filter is of no use for
+    /// them.
     packed: Slot<Option<Arc<PackedBase>>>,
 }
 
-/// Rows on the device in their original layout, one after the other.
+/// Rows on the device in row-major order.
 pub(super) struct Plain {
     pub(super) buffer: Buffer,
-    /// Passed when all rows are there.
+    /// Completes when all rows have arrived.
     pub(super) ready: CudaEvent,
 }
 
 impl Panels {
-    /// The rows, to be packed.
+    /// The rows, as input of packing.
     pub(super) fn rows(&self) -> InPanels<'_> {
         InPanels { buffer: &self.buffer, rows: self.rows, dim: self.stored_dim }
     }
 
-    /// These base rows for products, after all that arrived in the compute stream. `None` if that is of no
-    /// use, or there is no memory for it.
+    /// These base rows packed for products, after all rows that have arrived in the compute stream.
+    /// `None` if the filter is of no use, or there is no memory for it.
     pub(super) fn packed(
         &self,
         device: &CudaDevice,
@@ -91,13 +93,13 @@ impl Panels {
         Ok(Option::clone(&made))
     }
 
-    /// The transfer that made them; the first caller gets it.
+    /// The transfer of the rows; only the first caller gets it.
     pub(super) fn take_transfer(&self) -> Option<Transfer> {
         self.transfer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// Which side of a search rows are for.
+/// The side of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     /// Dealt out to panels in runs; see `kernels/search/lists.cuh`.
@@ -106,7 +108,7 @@ enum Side {
     Queries { negate: bool },
 }
 
-/// The value of a slot, made now if it is empty. Two callers may both make it: no lock is held
+/// The value of a slot, made if it is empty. Two callers may both make it, as no lock is held
 /// meanwhile.
 pub(super) fn get_or_make<T>(slot: &Slot<T>, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
     let lock = || slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +141,7 @@ impl CudaRows {
         get_or_make(&self.layouts.base, || self.upload(device, Side::Base, job))
     }
 
-    /// The layout of queries, made from the base's if that is on the device.
+    /// The layout of queries, made from that of the base if the device has it.
     pub(super) fn queries(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Panels>> {
         let negate = self.metric.sum() == Sum::Products;
         get_or_make(&self.layouts.queries, || {
@@ -155,13 +157,13 @@ impl CudaRows {
         })
     }
 
-    /// The kernels that compare them.
+    /// The kernels that compare these rows.
     pub(super) fn kernels(&self, gpu: &Gpu) -> Result<Arc<Kernels>> {
         let matrix = self.rows.matrix();
         Kernels::get(gpu, Spec::of_rows(matrix.kind(), self.metric, matrix.dim()))
     }
 
-    /// The rows one after the other.
+    /// The rows in row-major order.
     pub(super) fn plain(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Plain>> {
         get_or_make(&self.layouts.plain, || {
             let CudaDevice { gpu, memory, .. } = device;
@@ -170,7 +172,7 @@ impl CudaRows {
         })
     }
 
-    /// Puts rows into panels as they arrive.
+    /// Packs rows into panels as they arrive.
     fn upload(&self, device: &CudaDevice, side: Side, job: &Job) -> Result<Panels> {
         let CudaDevice { gpu, memory, .. } = device;
         let kernels = self.kernels(gpu)?;
@@ -214,7 +216,7 @@ impl CudaRows {
 }
 
 impl Panels {
-    /// Some base rows as queries, without uploading them again.
+    /// Some base rows in the layout of queries, without another upload.
     fn queries_of(
         &self,
         device: &CudaDevice,

@@ -12,10 +12,10 @@ const CONSTANTS: [(&str, usize); 4] =
 /// Consecutive base rows in a panel.
 pub(super) const RUN: usize = 8;
 
-/// Lanes of a row that is joined with those in its buckets.
+/// Lanes per row in a self-join of buckets.
 pub(super) const LANES: usize = 4;
 
-/// Threads of a block that joins rows.
+/// Threads of a block of a self-join of buckets.
 pub(super) const JOINING: usize = 128;
 
 /// The parameters of a module; also its key in memory and, with the sources, on disk.
@@ -28,14 +28,14 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// For rows of this many elements as the device sees them (bits in words of 32).
+    /// Parameters for rows of `dim` elements on the device (bits in words of 32).
     pub(super) fn new(kind: ElementKind, metric: Metric, dim: u32) -> Self {
         // Up to this size a panel of queries and two of base rows fit into 48 KiB of shared memory.
         let largest = if kind == ElementKind::F64 { 16 } else { 32 };
         Self { kind, metric, fixed_dim: if dim <= largest { dim } else { 0 } }
     }
 
-    /// For rows of this many elements, or bits.
+    /// Parameters for rows of `dim` elements, or bits.
     pub(super) fn of_rows(kind: ElementKind, metric: Metric, dim: usize) -> Self {
         Self::new(kind, metric, device_dim(kind, dim) as u32)
     }
@@ -72,8 +72,8 @@ impl Spec {
         }
     }
 
-    /// Number of slices in the scan's shared memory: two stages of base rows, and the queries once if
-    /// they stay for the whole block, else in two stages as well.
+    /// The number of slices in the scan's shared memory: two stages of base rows, and the queries
+    /// once if they stay for the whole block, else in two stages as well.
     pub(super) fn staged_slices(&self) -> u32 {
         if self.fixed_dim == 0 { 4 } else { 3 }
     }
@@ -89,7 +89,7 @@ impl Spec {
     }
 }
 
-/// How kernels are told of a kind of elements and a metric.
+/// The definitions of an element kind and a metric for kernels.
 pub(super) fn definitions(kind: ElementKind, metric: Metric) -> [String; 2] {
     let element = match kind {
         ElementKind::F32 => "F32",
@@ -100,7 +100,7 @@ pub(super) fn definitions(kind: ElementKind, metric: Metric) -> [String; 2] {
     [format!("ELEMENT={element}"), format!("METRIC={}", metric.name().to_uppercase())]
 }
 
-/// Elements of a row as the device counts them: bits in words of 32.
+/// Elements of a row on the device, where bits are words of 32.
 pub(super) fn device_dim(kind: ElementKind, dim: usize) -> usize {
     kind.width(dim) * kind.bytes() / scalar_bytes(kind)
 }
@@ -110,7 +110,7 @@ pub(super) fn entry_bytes(kind: ElementKind) -> usize {
     if kind == ElementKind::F64 { 16 } else { 8 }
 }
 
-/// Bytes of a distance, and of a reach.
+/// Bytes of a distance, and of a threshold.
 pub(super) fn real_bytes(kind: ElementKind) -> usize {
     if kind == ElementKind::F64 { 8 } else { 4 }
 }

@@ -1,4 +1,4 @@
-//! Tables on a GPU: built there, or sent.
+//! LSH tables on a GPU: built there, or sent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,21 +15,21 @@ use crate::device::cuda::hashing::{BuiltTables, Hashed};
 use crate::error::Result;
 use crate::job::Job;
 
-/// Tables on a GPU.
+/// LSH tables on a GPU.
 pub struct CudaTables {
-    /// How many there are, and rows in each.
+    /// The number of tables, and of rows in each.
     pub(super) tables: usize,
     pub(super) table_rows: usize,
     source: Source,
-    /// How many rows a row visits in the buckets that it is in itself: on average, and not more than in
+    /// The average number of rows that a base row visits in its own buckets, and the maximum in
     /// each table.
     pub(super) visits: f64,
     pub(super) most_visits: Vec<u64>,
-    /// Rows that are joined with those in their buckets.
+    /// The kept self-join of the tables.
     pub(super) joins: Joins,
 }
 
-/// Where tables come from.
+/// The origin of tables.
 enum Source {
     Built(Box<BuiltTables>),
     Sent(Box<SentTables>),
@@ -37,11 +37,12 @@ enum Source {
 
 /// Tables that the host has built.
 struct SentTables {
-    /// The rows of all tables, one table after the other.
+    /// The rows of all tables, table by table.
     rows: Buffer,
-    /// How many buckets there are; where they begin in their tables; the number of the first of each table.
+    /// The number of buckets; their first positions in their tables; and per table the number of
+    /// its first bucket.
     buckets: (usize, Buffer, Buffer),
-    /// The bucket of each row in each table, once it was asked for.
+    /// The bucket of each row in each table, once it is needed.
     own: Mutex<Option<Arc<Buffer>>>,
 }
 
@@ -90,7 +91,7 @@ impl CudaTables {
         Ok(Some(TablesBuilt { tables, sizes }))
     }
 
-    /// Sends tables.
+    /// Sends tables of the host.
     pub(super) fn of(device: &CudaDevice, tables: &[TableRows<'_>], job: &Job) -> Result<Self> {
         let table_rows = tables.first().map_or(0, |table| table.rows.len());
         let (mut numbers, mut visits, mut most_visits) = (vec![0u64], 0.0, Vec::new());
@@ -152,7 +153,7 @@ impl CudaTables {
         Ok(OwnRanges::Found(own.insert(Arc::new(found)).clone()))
     }
 
-    /// The tables, if they were built here.
+    /// The tables, if they were built on the GPU.
     pub(super) fn built(&self) -> Option<&BuiltTables> {
         match &self.source {
             Source::Built(built) => Some(built),
@@ -160,7 +161,7 @@ impl CudaTables {
         }
     }
 
-    /// The rows of all tables, one table after the other, of u32.
+    /// The rows of all tables, table by table, of u32.
     pub(super) fn rows(&self) -> &Buffer {
         match &self.source {
             Source::Built(built) => built.rows(),
@@ -169,7 +170,7 @@ impl CudaTables {
     }
 }
 
-/// Rows as they are hashed.
+/// The rows of a side as input of hashing.
 pub(super) fn hashed<'a>(rows: &CudaRows, buffer: &'a Buffer) -> Hashed<'a> {
     let matrix = rows.rows.matrix();
     let (kind, count) = (matrix.kind(), rows.rows.len());

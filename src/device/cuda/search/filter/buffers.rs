@@ -1,19 +1,20 @@
-//! What the filter keeps on the device.
+//! The device buffers of the filter.
 
 use crate::device::cuda::driver::memory::Buffer;
 
-/// A base, its rows in the order of visits, and what they were packed with.
+/// A packed base, its row-major rows in the order of visits, and the parameters of its packing.
 pub(super) struct BaseBuffers {
     pub(super) images: Buffer,
     pub(super) rows: Buffer,
     pub(super) with: PackedWith,
 }
 
-/// What rows were packed with.
+/// The parameters of a base's packing.
 pub(super) enum PackedWith {
-    /// Numbers: the centre of the base, and what was found of its rows.
+    /// Numbers: the centre of the base, and the scale and error bounds of its rows.
     Halves { centre: Buffer, packing: Buffer },
-    /// Bits: the positions of rows before they were sorted, and the fewest bits of a row of each tile.
+    /// Bits: the positions of rows before they were sorted, and the fewest set bits of a row of
+    /// each tile.
     Sorted { order: Buffer, fewest: Buffer },
 }
 
@@ -25,10 +26,10 @@ pub(super) struct QueryBuffers {
     pub(super) thresholds: Buffer,
 }
 
-/// What passes of a call use beside lists and rows.
+/// The scratch memory of a call's passes, beside lists and rows.
 pub(super) struct Scratch {
-    /// Whether the filter has been given up, and counters; zeros at first.
+    /// The flag that the filter is given up, and counters; zeros at first.
     pub(super) state: Buffer,
-    /// Hits of threads.
+    /// Hits of each thread.
     pub(super) hits: Buffer,
 }

@@ -1,4 +1,4 @@
-//! How the filter's kernels are shaped for rows of so many elements, and when they pay.
+//! The shape of the filter's kernels for rows of a given dimension, and when the filter pays.
 //!
 //! No CUDA here: this is pure arithmetic, and is tested as such.
 
@@ -9,33 +9,34 @@ use crate::device::cuda::handle::Multipliers;
 use crate::matrix::ElementKind;
 use crate::metric::{Metric, Sum};
 
-/// Bytes in a step of a product, and halves and words of bits.
+/// Bytes of a step of a product; the fp16 numbers, and the words of bits, that it has.
 const STEP: usize = 32;
 const HALVES: usize = 16;
 const WORDS: usize = 8;
 
-/// Halves at the end of a row that turn its sum into a test. See `kernels/filter/image.cuh`.
+/// fp16 numbers at the end of a row that turn its sum into a test. See `kernels/filter/image.cuh`.
 const TEST: usize = 4;
 
-/// The most steps of rows that stay in registers: of halves, and of bits.
+/// The maximum number of steps of rows that stay in registers: of fp16 numbers, and of bits.
 const NARROW: usize = 9;
 const HELD: usize = 4;
 
-/// Shared memory for tiles on their way, beside barriers.
+/// Shared memory of the ring buffer, beside mbarriers.
 const RING_BYTES: usize = 216 << 10;
 
-/// The most stages of a ring: of whole tiles, of panels, and where warps copy them.
+/// The maximum number of stages of a ring buffer: of whole tiles, of panels, and of panels copied
+/// by warps.
 const MOST_TILES: usize = 8;
 const MOST_PANELS: usize = 9;
 const MOST_COPIED: usize = 4;
 
-/// Shared memory that a multiprocessor keeps for itself, of each block.
+/// Shared memory that a multiprocessor reserves for each block.
 const RESERVED_BYTES: usize = 1024;
 
-/// Bytes of what is known of a query, at most. See `Asked` in `kernels/filter/pack.cuh`.
+/// The maximum bytes of a query's norms. See `Asked` in `kernels/filter/pack.cuh`.
 pub(super) const ASKED_BYTES: usize = 32;
 
-/// Bytes of a query's threshold, at most.
+/// The maximum bytes of a query's threshold.
 pub(super) const THRESHOLD_BYTES: usize = 8;
 
 /// The longest lists that a warp merges in registers.
@@ -44,71 +45,71 @@ pub(super) const BY_LANES: usize = 32;
 /// Shared memory in which a warp gathers parts of rows. See `GATHERED` in `kernels/filter/exact.cuh`.
 pub(super) const GATHERED_BYTES: usize = 32 * 9 * 16;
 
-/// Rows of so many bytes are long: a warp gathers those that short lists are offered, so many parts of them
-/// at a time.
+/// The size of long rows, of which a warp gathers those offered to short lists, `AHEAD` parts at a
+/// time.
 pub(super) const LONG_BYTES: usize = 1024;
 pub(super) const AHEAD: usize = 4;
 
-/// Shared memory that a kernel which merges lists has beside what its launch asks for, at most.
+/// The maximum static shared memory of kernels that merge lists.
 pub(super) const STATIC_BYTES: usize = 1024;
 
-/// The fewest queries and base rows for which it pays to pack them.
+/// The fewest queries and base rows for which packing pays.
 const FEWEST_QUERIES: usize = 64;
 const FEWEST_ROWS: usize = 8192;
 
-/// What is multiplied.
+/// The operands of the products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Products {
     Halves,
-    /// Bits, which are counted.
+    /// Bits; products are counts.
     Bits,
 }
 
-/// The kernel.
+/// The kernel variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kernel {
-    /// Of groups of warps, whose tiles come whole.
+    /// Warpgroups, with whole tiles in the ring buffer.
     Narrow,
-    /// The same in panels.
+    /// Warpgroups, with panels of tiles in the ring buffer.
     Wide,
-    /// Of single warps.
+    /// Single warps.
     Warps,
 }
 
-/// Where a block's queries are.
+/// The memory that holds a block's queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Queries {
-    /// In registers.
+    /// Registers.
     Held,
-    /// In shared memory.
+    /// Shared memory.
     Resident,
-    /// In the ring: they come beside the base.
+    /// The ring buffer: queries are streamed beside the base.
     Streamed,
 }
 
-/// The shape of the kernels for rows of some size.
+/// The shape of the kernels for rows of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in super::super) struct Form {
     of: Products,
     kernel: Kernel,
     /// Steps of 32 bytes in a row.
     pub(super) steps: usize,
-    /// Panels of an image are two to this power steps wide.
+    /// The width of a swizzled tile's panels in steps, as a power of two.
     pub(super) log: u32,
     /// Base rows in a tile.
     pub(super) tile: usize,
-    /// Groups of 64 queries of a block.
+    /// Groups of 64 queries per block.
     groups: usize,
     queries: Queries,
     /// Blocks that share tiles.
     pub(super) cluster: usize,
     stages: usize,
-    /// Blocks that a multiprocessor has room for.
+    /// Resident blocks per multiprocessor.
     blocks: usize,
 }
 
 impl Form {
-    /// For rows of this many numbers.
+    /// The form for rows of `dim` numbers.
     pub(in super::super) fn of_numbers(dim: usize, by: Multipliers) -> Self {
         let steps = (dim + TEST).div_ceil(HALVES);
         match by {
@@ -118,7 +119,7 @@ impl Form {
         }
     }
 
-    /// For rows of this many words of bits.
+    /// The form for rows of `words` words of bits.
     pub(in super::super) fn of_words(words: usize, by: Multipliers) -> Self {
         let steps = words.div_ceil(WORDS);
         match by {
@@ -182,7 +183,7 @@ impl Form {
             stages: 0,
             blocks,
         };
-        // What a multiprocessor has is the most that a block may have, and what is kept for one.
+        // A multiprocessor has the maximum shared memory of a block, plus the reserve of one block.
         let room = |blocks: usize| (shared + RESERVED_BYTES) / blocks - RESERVED_BYTES;
         for (queries, blocks, stages) in
             [(Queries::Resident, 2, 3), (Queries::Streamed, 2, 3), (Queries::Resident, 1, 3)]
@@ -195,7 +196,7 @@ impl Form {
         form(Queries::Streamed, 1).with_stages(room(1), MOST_COPIED)
     }
 
-    /// Stages of a ring for which there is room.
+    /// Stages of a ring buffer that fit into `room` bytes.
     fn fitting(&self, room: usize) -> usize {
         room.saturating_sub(self.beside_ring()) / self.stage()
     }
@@ -204,12 +205,12 @@ impl Form {
         Self { stages: self.fitting(room).min(most), ..self }
     }
 
-    /// Halves in the steps of a row.
+    /// fp16 numbers in the steps of a row.
     pub(super) fn columns(&self) -> usize {
         self.steps * HALVES
     }
 
-    /// Steps of a row as it is stored: whole panels, where those are copied one by one.
+    /// Steps of a row as stored: whole panels, if panels are copied one by one.
     pub(super) fn stored(&self) -> usize {
         match self.kernel {
             Kernel::Narrow => self.steps,
@@ -217,7 +218,7 @@ impl Form {
         }
     }
 
-    /// Bytes of a row as it is stored.
+    /// Bytes of a row as stored.
     pub(super) fn row_bytes(&self) -> usize {
         self.stored() * STEP
     }
@@ -227,7 +228,7 @@ impl Form {
         self.groups * 64
     }
 
-    /// Rows of an image of queries; 0 if they lie one after the other.
+    /// Rows of a swizzled tile of queries; 0 if queries are row-major.
     pub(super) fn query_tile(&self) -> usize {
         if self.queries == Queries::Held { 0 } else { self.asked() }
     }
@@ -237,7 +238,7 @@ impl Form {
         self.tile / PANEL
     }
 
-    /// Where passes begin and end.
+    /// The positions at which filtered passes may begin and end.
     pub(in super::super) fn cuts(&self) -> Cuts {
         if self.of == Products::Bits { Cuts::Windows } else { Cuts::Tiles(self.panels()) }
     }
@@ -252,17 +253,17 @@ impl Form {
         if self.kernel == Kernel::Warps { 256 } else { self.groups * 128 + 128 }
     }
 
-    /// Threads of a block that keep hits.
+    /// Threads of a block with hits of their own.
     pub(super) fn keeping(&self) -> usize {
         if self.kernel == Kernel::Warps { 0 } else { self.groups * 128 }
     }
 
-    /// How many blocks there may be; any number, if each has one unit.
+    /// The maximum number of blocks; unlimited if each block has one unit.
     pub(super) fn most_blocks(&self, multiprocessors: usize) -> usize {
         if self.kernel == Kernel::Narrow { multiprocessors } else { usize::MAX }
     }
 
-    /// Bytes of a stage of the ring.
+    /// Bytes of a stage of the ring buffer.
     fn stage(&self) -> usize {
         let of_a_panel = STEP << self.log;
         match (self.kernel, self.queries) {
@@ -272,7 +273,7 @@ impl Form {
         }
     }
 
-    /// Bytes of shared memory behind the ring, but for barriers.
+    /// Bytes of shared memory behind the ring buffer, without mbarriers.
     fn beside_ring(&self) -> usize {
         match self.queries {
             Queries::Resident => self.asked() * self.row_bytes(),
@@ -286,12 +287,12 @@ impl Form {
         self.stages * self.stage() + self.beside_ring() + barriers
     }
 
-    /// Whether sums are halves.
+    /// Whether sums are fp16.
     pub(super) fn has_half_sums(&self) -> bool {
         self.kernel == Kernel::Narrow
     }
 
-    /// What a column and its sum lose of the magnitudes at most, in units of 2^-24. See
+    /// The maximum loss of a column and its sum, relative to the magnitudes, in units of 2^-24. See
     /// `kernels/filter/thresholds.cuh`.
     pub(super) fn lost(&self) -> u32 {
         if self.kernel == Kernel::Warps { 4 } else { 1 }
@@ -299,7 +300,7 @@ impl Form {
 
     /// The program to compile.
     pub(super) fn program(&self) -> Program {
-        // Neither of the first two matters to it.
+        // The program depends on neither of the first two.
         let mut defines = vec!["ELEMENT=F32".to_string(), "METRIC=L2".to_string()];
         defines.push(format!("STEPS={}u", self.steps));
         defines.push(format!("STAGES={}u", self.stages));
@@ -322,8 +323,8 @@ impl Form {
         Program::new("wide_products.cu", &defines, &[]).for_one_architecture()
     }
 
-    /// How often to cut some tiles for so many blocks of queries, so that the units fill every turn of
-    /// the multiprocessors, and are few.
+    /// The number of parts into which `tiles` tiles are cut for `blocks` blocks of queries, so that
+    /// there are few units, and they fill every wave of the multiprocessors.
     pub(super) fn splits(&self, blocks: usize, tiles: usize, multiprocessors: usize) -> usize {
         let at_once = (multiprocessors * self.blocks / self.cluster).max(1);
         let cost = |splits: usize| {
@@ -340,27 +341,27 @@ impl Form {
     }
 }
 
-/// Elements from row to row where rows lie one after the other: whole sectors of 64 bytes.
+/// Elements per row in row-major order: whole sectors of 64 bytes.
 pub(super) fn pitch(kind: ElementKind, dim: usize) -> usize {
     dim.next_multiple_of(64 / scalar_bytes(kind))
 }
 
-/// Bytes that a base row needs on the device beside its panel, at most.
+/// The maximum bytes of a base row on the device beside its panel.
 pub(in super::super) fn bytes_per_row(kind: ElementKind, dim: usize, by: Multipliers) -> usize {
     let form = match kind {
         ElementKind::Bits => Form::of_words(dim, by),
         _ => Form::of_numbers(dim, by),
     };
-    // Beside these its place in an order, or its length in 16 bits.
+    // Also its position in the order (bits), or the bin of its norm, in 16 bits (numbers).
     pitch(kind, dim) * scalar_bytes(kind) + form.row_bytes() + 5
 }
 
-/// Bytes that a query needs beside its panel and its list.
+/// Bytes of a query beside its panel and its list.
 pub(in super::super) fn bytes_per_query(kind: ElementKind, dim: usize, by: Multipliers) -> usize {
     bytes_per_row(kind, dim, by) + ASKED_BYTES + THRESHOLD_BYTES
 }
 
-/// Words for hits behind the neighbours of a list.
+/// Slots for hits behind the neighbours of a list, in words.
 pub(super) fn room(kind: ElementKind, k: usize, slots: usize) -> usize {
     (slots - k) * entry_bytes(kind) / 4
 }
@@ -370,7 +371,7 @@ pub(super) fn merging_bytes(kind: ElementKind, slots: usize) -> usize {
     slots * entry_bytes(kind) + 8 * GATHERED_BYTES
 }
 
-/// Whether distances follow from products, so that pairs can be filtered.
+/// Whether distances follow from products, so that a filter by products exists.
 fn has_products(kind: ElementKind, metric: Metric) -> bool {
     match kind {
         ElementKind::F32 | ElementKind::F64 => {
@@ -381,7 +382,7 @@ fn has_products(kind: ElementKind, metric: Metric) -> bool {
     }
 }
 
-/// Whether to filter. `always` ignores how few rows there are.
+/// Whether the filter pays. `always` ignores small numbers of rows.
 pub(in super::super) fn pays(
     (kind, metric): (ElementKind, Metric),
     (k, slots, shared): (usize, usize, usize),

@@ -1,5 +1,5 @@
-//! The kernel launches of the filter, but for those that pack rows: one function per kernel, which checks
-//! the sizes that the kernel relies on and picks its grid.
+//! The kernel launches of the filter, except those that pack rows: one function per kernel, which
+//! checks the sizes that the kernel relies on and picks its grid.
 //!
 //! Buffers are borrowed for the call, as in `search/launch.rs`.
 #![allow(unsafe_code)]
@@ -43,16 +43,16 @@ const CONSTANTS: [(&str, usize); 6] = [
 /// `kernels/filter/state.cuh`.
 pub(super) const STATE_WORDS: usize = 3;
 
-/// The filter is given up if one query in so many is crowded.
+/// The filter is given up if the hits of more than one query in this many overflow.
 const MOST_CROWDED: u32 = 16;
 
-/// The most hits of a row that a thread has room for.
+/// The maximum slots for hits of a row in a thread's scratch list.
 const MOST_OF_A_THREAD: usize = 512;
 
 /// Threads of most kernels.
 const THREADS: usize = 256;
 
-/// Products of halves per cycle of a multiprocessor at first.
+/// The initial rate: fp16 products per cycle of a multiprocessor.
 const PER_CYCLE: f64 = 1024.0;
 
 /// The kernels of the filter for a kind of rows, a metric and a form, loaded on a device.
@@ -68,11 +68,11 @@ pub(super) struct Kernels {
     merge_hits_32: CudaFunction,
     merge_hits_by_warp: CudaFunction,
     merge_hits_by_block: CudaFunction,
-    /// Pairs × halves per second.
+    /// Pairs × fp16 numbers per second.
     rate: Arc<Rate>,
 }
 
-/// What packs rows.
+/// The kernels that pack rows.
 #[derive(Debug)]
 pub(super) enum Packer {
     Numbers(NumberPacker),
@@ -107,7 +107,7 @@ struct Filter {
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Filter {}
 
-/// A pass whose pairs were filtered. The same struct as in `kernels/filter/exact.cuh`.
+/// A filtered pass. The same struct as in `kernels/filter/exact.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Filtered {
@@ -140,7 +140,7 @@ assert_layout!(Filtered, 96, {
     crowded: 64, crowded_count: 72, pitch: 80, vectors: 84, room: 88, padding: 92,
 });
 
-/// The program of all kernels but the filter itself.
+/// The program of all kernels except the filter itself.
 fn surroundings(kind: ElementKind, metric: Metric) -> Program {
     let [element, metric] = definitions(kind, metric);
     let file = if kind == ElementKind::Bits { "bit_filter.cu" } else { "filter.cu" };
@@ -148,7 +148,7 @@ fn surroundings(kind: ElementKind, metric: Metric) -> Program {
 }
 
 impl Kernels {
-    /// The kernels for some rows, compiled and loaded by the first caller.
+    /// The kernels for such rows, compiled and loaded by the first caller.
     pub(super) fn get(
         gpu: &Gpu,
         kind: ElementKind,
@@ -184,28 +184,28 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Pairs × halves that the filter compares per second.
+    /// Pairs × fp16 numbers that the filter compares per second.
     pub(super) fn rate(&self) -> &Arc<Rate> {
         &self.rate
     }
 
-    /// Multiprocessors whose threads have room for hits: more than there are, because some numbers are
-    /// not used.
+    /// Multiprocessors with scratch lists: more than exist, as some of their numbers are not used.
     fn scratch_slots(&self) -> usize {
         self.multiprocessors + self.multiprocessors / 4
     }
 
-    /// Hits of a row that a thread has room for.
+    /// Slots for hits of a row in a thread's scratch list.
     fn scratch_room(&self, lists: &Lists) -> usize {
         (room(self.kind, lists.k, lists.slots) / 4).next_multiple_of(8).min(MOST_OF_A_THREAD)
     }
 
-    /// Bytes for the hits of all threads.
+    /// Bytes of the scratch lists of all threads.
     pub(super) fn scratch_bytes(&self, lists: &Lists) -> usize {
         self.scratch_slots() * self.form.keeping() * 2 * self.scratch_room(lists) * 4
     }
 
-    /// Finds the pairs of all queries with the rows of tiles `begin..end` that may be within reach.
+    /// Finds the pairs of all queries with rows of tiles `begin..end` that may be within the
+    /// thresholds.
     pub(super) fn filter(
         &self,
         stream: &Arc<CudaStream>,
@@ -266,7 +266,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Decides whether too many queries are crowded, and gives up the filter if so.
+    /// Gives the filter up if the hits of too many queries overflow.
     pub(super) fn judge(
         &self,
         stream: &Arc<CudaStream>,
@@ -287,7 +287,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// Merges the pairs that passed into the lists, unless the filter has been given up.
+    /// Computes the distances of hits and merges them into the lists, unless the filter is given
+    /// up.
     pub(super) fn merge_hits(
         &self,
         stream: &Arc<CudaStream>,

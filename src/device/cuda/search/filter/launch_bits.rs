@@ -31,7 +31,8 @@ pub(super) struct BitPacker {
     set_thresholds: CudaFunction,
 }
 
-/// How rows of bits are packed. The same struct as in `kernels/filter/bits.cuh`, which documents it.
+/// The layout of packed bit rows. The same struct as in `kernels/filter/bits.cuh`, which documents
+/// it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BitPack {
@@ -66,7 +67,7 @@ impl BitPacker {
         })
     }
 
-    /// Sorts the rows of a base by their bits, window by window, and packs them in that order.
+    /// Sorts the rows of a base by their set bits, window by window, and packs them in that order.
     pub(super) fn pack_base(
         &self,
         stream: &Arc<CudaStream>,
@@ -99,7 +100,7 @@ impl BitPacker {
         Ok(())
     }
 
-    /// Packs queries, and as many rows as fill blocks.
+    /// Packs queries, padded to whole blocks.
     pub(super) fn pack_queries(
         &self,
         stream: &Arc<CudaStream>,
@@ -125,7 +126,7 @@ impl BitPacker {
         Ok(())
     }
 
-    /// Sets the thresholds of queries by the reaches of their lists.
+    /// Sets the filter thresholds of queries from the distance thresholds of their lists.
     pub(super) fn set_thresholds(
         &self,
         stream: &Arc<CudaStream>,
@@ -146,7 +147,7 @@ impl BitPacker {
         Ok(())
     }
 
-    /// Checks that rows are as wide as the form says.
+    /// Checks that rows have the width of the form.
     fn check(&self, pack: &BitPack) {
         assert!(pack.rows > 0 && pack.dim > 0 && pack.pitch >= pack.dim);
         assert!(pack.steps as usize == self.form.stored() && pack.pitch.is_multiple_of(4));

@@ -1,4 +1,4 @@
-//! Kernel launches that pack rows of numbers as halves; as in `launch.rs`.
+//! Kernel launches that pack numeric rows as fp16; as in `launch.rs`.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(super) struct NumberPacker {
     set_thresholds: CudaFunction,
 }
 
-/// A base as halves: where its images and rows go, and what they are packed with.
+/// A base as fp16: the buffers of its swizzled tiles and rows, and its packing parameters.
 pub(super) struct Numbers<'a> {
     pub(super) images: &'a Buffer,
     pub(super) rows: &'a Buffer,
@@ -46,7 +46,7 @@ pub(super) struct Numbers<'a> {
     pub(super) packing: &'a Buffer,
 }
 
-/// How rows become halves. The same struct as in `kernels/filter/pack.cuh`, which documents it.
+/// The layout of fp16 rows. The same struct as in `kernels/filter/pack.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pack {
@@ -65,7 +65,8 @@ pub(super) struct Pack {
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Pack {}
 
-/// What a base is packed with. The same struct as in `kernels/filter/pack.cuh`.
+/// The centre, scale and error bounds of a packed base. The same struct as in
+/// `kernels/filter/pack.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Packing {
@@ -73,7 +74,7 @@ pub(super) struct Packing {
     centre_norm: f64,
     norm: u64,
     lost: u64,
-    /// The largest halves of a test, as the bits of an f64.
+    /// The largest test value of a row, as the bits of an f64.
     pub(super) test: u64,
     raw_norm: u64,
     last_bin: u32,
@@ -83,7 +84,7 @@ pub(super) struct Packing {
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Packing {}
 
-/// What a threshold is reckoned from. See `Test` in `kernels/filter/thresholds.cuh`.
+/// The parameters of thresholds. See `Test` in `kernels/filter/thresholds.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Test {
@@ -127,7 +128,8 @@ impl NumberPacker {
         })
     }
 
-    /// Packs a base, with bins of its rows' norms and their counts, which are zeros at first.
+    /// Packs a base, by way of the bins of its rows' norms and their counts, which are zeros at
+    /// first.
     pub(super) fn pack_base(
         &self,
         stream: &Arc<CudaStream>,
@@ -156,8 +158,8 @@ impl NumberPacker {
         let mut launch = stream.launch_builder(&self.norms);
         launch.arg(panels.slice()).arg(packed.centre.slice()).arg(bins.slice()).arg(counts.slice());
         launch.arg(&pack.rows).arg(&pack.dim).arg(&pack.panels);
-        // SAFETY: reads `panels` whole panels and the centre, writes a bin per place, all checked above, and adds to counts of
-        // bins, which are below `BINS`.
+        // SAFETY: reads `panels` whole panels and the centre, writes a bin per place, all checked
+        // above, and adds to counts of bins, which are below `BINS`.
         unsafe { launch.launch(config(pack.panels as usize, PANEL, 0)) }
             .map_err(failed("norms"))?;
         let mut launch = stream.launch_builder(&self.choose_scale);
@@ -175,7 +177,7 @@ impl NumberPacker {
         Ok(())
     }
 
-    /// Packs queries for a base, and as many rows as fill blocks.
+    /// Packs queries for a base, padded to whole blocks.
     pub(super) fn pack_queries(
         &self,
         stream: &Arc<CudaStream>,
@@ -204,7 +206,7 @@ impl NumberPacker {
         Ok(())
     }
 
-    /// Sets the thresholds of queries by the reaches of their lists.
+    /// Sets the filter thresholds of queries from the distance thresholds of their lists.
     pub(super) fn set_thresholds(
         &self,
         stream: &Arc<CudaStream>,

@@ -1,20 +1,21 @@
-//! The filter of a search: which pairs are near enough to be compared, by products of halves or of bits on
-//! tensor cores.
+//! The filter of a search: tensor-core products of fp16 numbers or of bits decide which pairs are
+//! compared exactly.
 //!
-//! Rows of numbers are centred, scaled by a power of two and rounded to halves, on both sides; rows of bits
-//! get some more bits that stand for their number. A pair is ruled out only if a bound proves that its
-//! distance exceeds that of its query's last neighbour that matters so far; the distances of all others are computed as
-//! everywhere. So lists are those of a plain scan, bit by bit, and rows that defeat the bounds cost time,
-//! not answers: they are scanned.
+//! Numeric rows are centred, scaled by a power of two and rounded to fp16, on both sides; bit rows
+//! are compared by their common bits and their numbers of set bits. A pair is ruled out only if an
+//! error bound proves that its distance exceeds the query's current threshold, that of its last
+//! neighbour that matters. The distances of the remaining pairs are computed as in a plain scan, so
+//! lists are equal to those of a scan, bit by bit. Rows that defeat the bounds cost time: they are
+//! scanned.
 //!
 //! | module | job |
 //! |---|---|
-//! | `form` | how kernels are shaped for rows of so many elements, and when they pay |
-//! | `buffers` | what is kept on the device |
+//! | `form` | the shape of kernels by dimension, and when the filter pays |
+//! | `buffers` | device buffers |
 //! | `launch` | kernels and their launches |
-//! | `launch_numbers`, `launch_bits` | those that pack rows |
+//! | `launch_numbers`, `launch_bits` | kernels that pack rows |
 //! | `packed` | both sides, packed |
-//! | `pass` | a pass whose pairs are filtered |
+//! | `pass` | a filtered pass |
 
 mod buffers;
 mod form;

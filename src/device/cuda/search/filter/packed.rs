@@ -1,4 +1,4 @@
-//! Both sides of a search, packed for products.
+//! Both sides of a search, packed for tensor-core products.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
 use crate::matrix::ElementKind;
 
-/// The halves of a test may not exceed this. See `FARTHEST` in `kernels/filter/thresholds.cuh`.
+/// The maximum test value. See `FARTHEST` in `kernels/filter/thresholds.cuh`.
 const LARGEST_TEST: f64 = 60_000.0;
 
 /// Rows in panels, on either side of a search.
@@ -37,8 +37,8 @@ pub(in super::super) struct PackedBase {
 }
 
 impl PackedBase {
-    /// Packs a base, which is on the device. `None` if its rows have no use for it: their norms are not
-    /// finite, or products with the centre outweigh all others.
+    /// Packs a base that is on the device. `None` if the filter is of no use for its rows: norms
+    /// are not finite, or products with the centre outweigh all others.
     pub(in super::super) fn of(
         device: &CudaDevice,
         by: Multipliers,
@@ -122,7 +122,7 @@ impl PackedBase {
     ) -> Result<QueryBuffers> {
         let (kind, form, stream) = (self.kernels.kind, self.kernels.form, &gpu.compute);
         let (dim, rows) = (queries.dim, queries.rows);
-        // Whole blocks, and whole panels.
+        // Padded to whole blocks, and to whole panels.
         let places = rows.next_multiple_of(form.queries()).next_multiple_of(PANEL);
         let packed = QueryBuffers {
             images: memory.allocate(stream, places * form.row_bytes())?,
@@ -156,7 +156,7 @@ impl PackedBase {
         Ok(packed)
     }
 
-    /// Sets the thresholds of packed queries by the reaches of their lists.
+    /// Sets the filter thresholds of packed queries from the distance thresholds of their lists.
     pub(super) fn set_thresholds(
         &self,
         gpu: &Gpu,
@@ -181,7 +181,7 @@ impl PackedBase {
     }
 }
 
-/// Loads the kernels that filter what others scan, if that pays for so many queries.
+/// Loads the kernels of the filter, if it pays for `queries` queries.
 pub(in super::super) fn warm(device: &CudaDevice, spec: Spec, shape: &Shape, queries: usize) {
     let (kind, metric) = (spec.kind(), spec.metric());
     let Some(by) = device.multipliers(kind) else { return };
@@ -196,7 +196,7 @@ pub(in super::super) fn warm(device: &CudaDevice, spec: Spec, shape: &Shape, que
     }
 }
 
-/// How so many rows of words of bits are packed, in the order in which they are.
+/// The layout of `rows` packed bit rows.
 fn bit_pack((rows, dim): (usize, usize), form: Form, tile: usize) -> BitPack {
     BitPack {
         rows: rows as u32,
@@ -210,7 +210,8 @@ fn bit_pack((rows, dim): (usize, usize), form: Form, tile: usize) -> BitPack {
     }
 }
 
-/// Memory for a base's images and rows, and the number of its panels, with those that fill its tiles.
+/// Allocates a base's swizzled tiles and rows; also returns the number of its panels, padded to
+/// whole tiles.
 fn allocate_base(
     gpu: &Gpu,
     memory: &Arc<Memory>,

@@ -1,4 +1,4 @@
-//! Passes whose pairs are filtered.
+//! Filtered passes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::job::Job;
 
-/// Rows of so few elements are scanned fast enough to bound lists by more of them.
+/// Rows up to this dimension are scanned so fast that more of them bound the lists.
 const FEW_ELEMENTS: usize = 32;
 
 /// The filtered passes of one call.
@@ -41,16 +41,16 @@ impl Filtering {
         Ok(Self { base, queries, scratch: Scratch { state, hits } })
     }
 
-    /// How passes are cut for rows of this many elements.
+    /// The cuts of passes, and the panels that bound lists, for rows of `dim` elements.
     pub(in super::super) fn tiles(&self, dim: usize) -> Tiles {
         let kernels = &self.base.kernels;
         let bounding = if dim <= FEW_ELEMENTS { 8 } else { 4 };
         Tiles { cuts: kernels.form.cuts(), words: room(kernels.kind, 0, 1), bounding }
     }
 
-    /// Merges what is near in the panels of some visits, which are whole tiles, into the lists. Where the
-    /// filter has been given up, which the device knows, nothing is merged. Queries with too many hits
-    /// are left as crowded.
+    /// Merges the neighbours found in the panels of some visits, which are whole tiles, into the
+    /// lists. If the filter is given up, which the device knows, nothing is merged. Queries whose
+    /// hits overflow are recorded as crowded.
     pub(in super::super) fn run(
         &self,
         gpu: &Gpu,
@@ -78,7 +78,7 @@ impl Filtering {
         kernels.merge_hits(stream, sides, lists, &self.scratch, pass)
     }
 
-    /// The word that says, on the device, whether the filter has been given up.
+    /// The word on the device that says whether the filter is given up.
     pub(in super::super) fn given_up(&self) -> &Buffer {
         &self.scratch.state
     }
