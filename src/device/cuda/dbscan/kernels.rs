@@ -15,11 +15,11 @@ use crate::metric::{Metric, Sum};
 
 /// Rows of a tile.
 pub(super) const TILE: usize = 64;
-/// Values that divide a sample of a coordinate into parts of the same size.
+/// Splitters of a coordinate: they divide a sample of it into parts of equal size.
 pub(super) const SPLITTERS: usize = 257;
 /// Keys that a block sorts.
 pub(super) const SORTED_KEYS: usize = 2048;
-/// Tiles whose rows are counted together.
+/// Tiles of a section: their listed rows are counted together.
 pub(super) const SECTION: usize = 2048;
 
 /// Constants that `kernels/dbscan` shares with this folder.
@@ -29,22 +29,22 @@ const CONSTANTS: [(&str, usize); 4] =
 /// The most coordinates that boxes have.
 const MOST_COORDINATES: usize = 16;
 
-/// What kernels are compiled for.
+/// The compile-time parameters of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Spec {
     kind: ElementKind,
     metric: Metric,
-    /// Elements of a row as the device counts them, if kernels are unrolled for them, else 0.
+    /// Elements of a row on the device, if kernels are unrolled for that dimension, else 0.
     fixed_dim: usize,
     /// Whether rows have weights.
     is_weighted: bool,
-    /// Whether products on tensor cores say first which pairs may be within eps.
+    /// Whether tensor-core products filter pairs.
     is_filtered: bool,
 }
 
 impl Spec {
-    /// For rows of this many elements, bits being words of 32, perhaps with weights, on a device that may have
-    /// products.
+    /// Parameters for rows of `dim` elements (for bits, words of 32), with or without weights, on a
+    /// device with or without tensor-core products.
     pub(super) fn new(
         (kind, metric, dim): (ElementKind, Metric, usize),
         is_weighted: bool,
@@ -60,12 +60,12 @@ impl Spec {
         Self { kind, metric, fixed_dim, is_weighted, is_filtered: has_products && fixed_dim == 0 }
     }
 
-    /// Whether products on tensor cores say first which pairs may be within eps.
+    /// Whether tensor-core products filter pairs.
     pub(super) fn is_filtered(&self) -> bool {
         self.is_filtered
     }
 
-    /// Strips of 64 bytes that rows of so many elements have for products: of halves, or of words of bits.
+    /// Strips of 64 bytes of a row of `dim` elements: of fp16 numbers, or of words of bits.
     pub(super) fn strips(&self, dim: usize) -> usize {
         dim.div_ceil(if self.kind == ElementKind::Bits { 16 } else { 32 })
     }
@@ -118,7 +118,7 @@ pub(super) const STAGED_THREADS: usize = 64;
 pub(super) struct Staged {
     pub(super) function: CudaFunction,
     pub(super) name: &'static str,
-    /// Blocks that run at a time: others would begin only when these have used up the time.
+    /// Resident blocks; more would only start when these have used up the launch's time.
     pub(super) blocks: usize,
 }
 
@@ -151,7 +151,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels for these rows, compiled and loaded by the first caller.
+    /// The kernels for `spec`, compiled and loaded by the first caller.
     pub(super) fn get(gpu: &Gpu, spec: Spec) -> Result<Arc<Self>> {
         static LOADED: LazyLock<Once<(usize, Spec), Kernels>> = LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))

@@ -24,9 +24,9 @@ use crate::job::Job;
 /// Bytes of a strip of a row; see `kernels/dbscan/products.cuh`.
 const STRIP: usize = 64;
 
-/// Rows and what is compared with them, to be sent to the device.
+/// The input of DBSCAN, to be sent to the device.
 pub(super) struct Shape<'a> {
-    /// The rows, one after the other, and how many.
+    /// The rows in row-major order, and their number.
     pub(super) rows: Buffer,
     pub(super) count: usize,
     /// Elements of a row as the device counts them: bits are words of 32.
@@ -42,7 +42,7 @@ pub(super) struct Shape<'a> {
     pub(super) bounds: Bounds,
 }
 
-/// What sums and bounds on them are compared with; see `kernels/dbscan/rows.cuh`.
+/// Thresholds of sums, and of lower and upper bounds on them; see `kernels/dbscan/rows.cuh`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) limit: f64,
@@ -50,7 +50,7 @@ pub(super) struct Bounds {
     pub(super) may: f64,
     pub(super) beyond: f32,
     pub(super) inside: f32,
-    /// Of the squared distance of rows, or of their unit vectors.
+    /// Thresholds of the squared distance of rows, or of their unit vectors.
     pub(super) squares: (f64, f64),
 }
 
@@ -67,11 +67,11 @@ pub(super) struct Workspace {
     cursors: Buffer,
     firsts: Buffer,
     is_core: Buffer,
-    /// The memory behind the other addresses.
+    /// Owns the memory behind the addresses in `all`.
     _kept: Vec<Buffer>,
 }
 
-/// The last stage that was launched. Each reads what those before it have written.
+/// The last stage that was launched. A stage reads the results of all stages before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Done {
     Nothing,
@@ -81,9 +81,9 @@ pub(super) enum Done {
 }
 
 impl Workspace {
-    /// Memory for rows, whose arrival has already been waited for.
+    /// Allocates memory for rows that have arrived on the device.
     ///
-    /// In one piece: it is a list of what there is, each in its size.
+    /// In one piece: it is one list of buffers and their sizes.
     pub(super) fn new(
         kernels: Arc<Kernels>,
         stream: &Arc<CudaStream>,
@@ -170,8 +170,8 @@ impl Workspace {
         kept.extend(send.kept);
         kept.push(rows);
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
-        // Items are parts of tiles, in 64 stripes, or rows, at least 8 but where there are few for each warp; or
-        // two for each warp.
+        // Items are parts of tiles, in 64 stripes, or rows: at least 8 each or, if there are too
+        // few for that, two items per warp.
         let warps = |staged: &Staged| staged.blocks * STAGED_THREADS / 32;
         let staged = [&kernels.count_near, &kernels.link_tiles, &kernels.attach];
         let most = staged.map(warps).into_iter().max().unwrap_or(0);
@@ -235,7 +235,8 @@ impl Workspace {
             self.run_rows(&kernels.alone, "alone")?;
             self.run(&kernels.link_own, ("link_own", self.by_tile()))?;
         }
-        // Most tiles are joined with the next one: then most others are joined already.
+        // Most tiles are joined with the next one first; most other pairs of tiles are then in one
+        // set.
         self.link_tiles(1, job)?;
         self.know()?;
         self.link_tiles(u32::MAX, job)?;
@@ -244,7 +245,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Makes every row's parent its root, and finds out which nodes' core rows are joined.
+    /// Makes every row's parent its root, and determines which nodes' core rows are in one set.
     fn know(&self) -> Result<()> {
         let (kernels, mut levels) = (&self.kernels, 0..self.nodes.len());
         // SAFETY: `flatten` takes (Dbscan, u32 count): it reads and writes the parents of `count` rows, all of
@@ -257,7 +258,7 @@ impl Workspace {
         }
     }
 
-    /// Gives rows that are not core to clusters.
+    /// Assigns border rows to clusters.
     pub(super) fn attach(&mut self, job: &Job) -> Result<()> {
         assert_eq!(self.done, Done::Link);
         let kernels = self.kernels.clone();
@@ -280,7 +281,7 @@ impl Workspace {
         Ok((core.iter().map(|core| *core != 0).collect(), firsts))
     }
 
-    /// What has been done.
+    /// Counters of the work done.
     pub(super) fn progress(&self) -> Result<Progress> {
         let read = sys::read(&self.stream, self.progress.slice(), 1);
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
@@ -291,7 +292,7 @@ impl Workspace {
         let (kernels, sections) = (&self.kernels, self.nodes[0].div_ceil(SECTION));
         let Dbscan { offsets, sections: sums, tile_count, .. } = self.all;
         let (section, count) = (SECTION as u32, sections as u32);
-        // The sum of all sections goes after the last one.
+        // The total of all sections goes behind the last one.
         let last = sums + u64::from(count) * 4;
         // SAFETY: `add_up` takes (u32* counts, u32 total, u32 together, u32* sums): first a block for each
         // section adds up its offsets of all tiles, which the launch before has written, and writes one of
@@ -333,7 +334,7 @@ impl Workspace {
         let grid = config(staged.blocks.min(8 * self.nodes[0]), STAGED_THREADS, 0);
         loop {
             job.check()?;
-            // What is next, and whether something is left.
+            // The first two words: the next item, and whether items are left.
             let mut state = self.progress.slice_mut().slice_mut(..8);
             self.stream.memset_zeros(&mut state).map_err(clear())?;
             // SAFETY: the caller's. `cursors` and what is next are zero at the beginning, and the grid has the
@@ -352,12 +353,12 @@ impl Workspace {
         }
     }
 
-    /// A warp for each tile.
+    /// A grid of one warp per tile.
     pub(super) fn by_tile(&self) -> LaunchConfig {
         config(self.nodes[0].div_ceil(4), 128, 0)
     }
 
-    /// A warp for each node of a level.
+    /// Launches a kernel with one warp per node of a level.
     ///
     /// # Safety
     /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` and the level.
@@ -376,13 +377,13 @@ impl Workspace {
         }
     }
 
-    /// A thread for each row.
+    /// A grid of one thread per row.
     ///
     /// # Safety
     /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` and the number of rows.
     unsafe fn run_rows(&self, function: &CudaFunction, name: &'static str) -> Result<()> {
         let (grid, count) = (config(self.count.div_ceil(256), 256, 0), self.count as u32);
-        // SAFETY: the caller's; there are so many rows.
+        // SAFETY: the caller's; `count` is the number of rows.
         unsafe {
             self.launch(function, (name, grid), |launch, all| {
                 launch.arg(all).arg(&count);

@@ -13,14 +13,15 @@ use crate::device::cuda::driver::launch::{address, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::error::Result;
 
-/// Digits of keys that are sorted at a time.
+/// Values of a digit in the radix sort of keys.
 const DIGITS: usize = 256;
 
-/// Buffers for sorting: keys and rows, and where those sorted by another digit go.
+/// Double buffers of the radix sort: keys and rows, sorted by the previous and by the current
+/// digit.
 struct Sort {
     keys: [Buffer; 2],
     rows: [Buffer; 2],
-    /// For each digit, how many keys each block has; and their sums.
+    /// For each digit, its count in each block, and the totals.
     counts: Buffer,
     sums: Buffer,
 }
@@ -47,13 +48,13 @@ impl Workspace {
                 self.run_level(&kernels.bound_nodes, "bound_nodes", level)?;
             }
         }
-        // Sorted rows are freed after the kernels that read them: they are in the same stream.
+        // The sorted row numbers are freed in stream order, after the kernels that read them.
         self.all.sorted = 0;
         self.done = Done::Order;
         Ok(())
     }
 
-    /// The numbers of all rows, group by group and in order, each once.
+    /// The numbers of all rows, group by group, each group in key order.
     fn in_order(&self, memory: &Arc<Memory>, order: &Order) -> Result<Buffer> {
         let coordinates = self.kernels.spec.coordinates();
         assert_eq!(order.splitters.len(), coordinates * SPLITTERS);
@@ -100,7 +101,7 @@ impl Workspace {
         Ok(numbers)
     }
 
-    /// Sorts by this many bits of the keys, the lowest.
+    /// Sorts by the lowest `bits` bits of the keys.
     fn sort(&self, sort: &mut Sort, bits: u32) -> Result<()> {
         let blocks = self.count.div_ceil(SORTED_KEYS);
         let (count, in_digit) = (self.count as u32, blocks as u32);

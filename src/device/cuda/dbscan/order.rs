@@ -1,4 +1,4 @@
-//! How rows are ordered so that near ones are near each other: found from a sample of them.
+//! The spatial order of rows, determined from a sample.
 
 use rayon::prelude::*;
 
@@ -13,19 +13,19 @@ const SAMPLED: usize = 2048;
 pub(super) struct Order {
     /// The dimensions that are coordinates: those in which the rows spread the most.
     pub(super) dims: Vec<u32>,
-    /// For each coordinate [`SPLITTERS`] values, ascending, between which are as many rows.
+    /// For each coordinate its [`SPLITTERS`] ascending quantiles in the sample.
     pub(super) splitters: Vec<f32>,
-    /// For each coordinate its bits of a key: each, from the highest on, halves the coordinate in which the
-    /// rows still spread the most.
+    /// For each coordinate its bits of a key. From the highest bit on, each bit halves the
+    /// coordinate in which the rows still spread the most.
     pub(super) bits: Vec<u32>,
     /// The median of the sample in each dimension.
     pub(super) centre: Vec<f64>,
-    /// How far the rows spread in the widest dimension, half of it.
+    /// Half the spread of the rows in the widest dimension.
     pub(super) spread: f64,
 }
 
 impl Order {
-    /// For rows, of which there is at least one, and their directions if the metric compares those.
+    /// The order for at least one row; `directions` is empty unless the metric compares directions.
     pub(super) fn new(rows: &Rows, directions: &[DirectionOnDevice], spec: Spec) -> Self {
         let sampled: Vec<usize> = (0..rows.len()).step_by(rows.len().div_ceil(SAMPLED)).collect();
         let all = if rows.words().is_some() { 1 } else { rows.matrix().dim() };
@@ -35,20 +35,20 @@ impl Order {
             values.sort_unstable_by(f64::total_cmp);
             values
         };
-        // Halves: the whole may overflow.
+        // Half the spread: the full one may overflow.
         let spread = |values: &[f64], from: usize, to: usize| 0.5 * values[to] - 0.5 * values[from];
         let last = sampled.len() - 1;
         let mut dims: Vec<(usize, f64, Vec<f64>)> = (0..all)
             .into_par_iter()
             .map(|dim| {
                 let values = sorted(dim);
-                // Without a few outliers.
+                // The spread without outliers.
                 let inner = spread(&values, last / 32, last - last / 32);
                 let wide = if inner > 0.0 { inner } else { spread(&values, 0, last) };
                 (dim, wide, values)
             })
             .collect();
-        // Rows without a direction have no coordinates.
+        // Rows without a direction have NaN coordinates.
         let median =
             |values: &[f64]| Some(values[last / 2]).filter(|x| x.is_finite()).unwrap_or(0.0);
         let centre = dims.iter().map(|(_, _, values)| median(values)).collect();

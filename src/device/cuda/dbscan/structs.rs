@@ -29,7 +29,7 @@ pub(super) struct DirectionOnDevice {
     pub(super) inverse: f64,
 }
 
-/// What has been done, and what a stage has left.
+/// Counters of the work done, and of the items that a stage has left.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Progress {
@@ -42,13 +42,13 @@ pub(super) struct Progress {
     pub(super) rechecked: u64,
 }
 
-/// How rows get keys.
+/// The parameters of keys.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Keys {
-    /// For each coordinate `SPLITTERS` of f32.
+    /// For each coordinate, `SPLITTERS` of f32.
     pub(super) splitters: u64,
-    /// For each coordinate a u32.
+    /// For each coordinate, a u32.
     pub(super) bits: u64,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Dbscan {
     pub(super) products: Products,
 }
 
-/// What products on tensor cores are made of; documented in `kernels/dbscan/rows.cuh`.
+/// The operands of tensor-core products; documented in `kernels/dbscan/rows.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Products {

@@ -1,16 +1,17 @@
-//! How rows are cut into tiles, work on tiles into parts, and what products of tiles compare rows by.
+//! Rows cut into tiles, the work on tiles cut into parts, and the thresholds of tensor-core
+//! products.
 
 use super::kernels::{Kernels, STAGED_THREADS, TILE};
 use super::order::Order;
 use super::structs::Products;
 use crate::metric::power_of_two_near_inverse;
 
-/// Tiles that are visited together by all warps, in many dimensions; and into how many such parts all of them are cut at
-/// most.
+/// Tiles per part, which all warps visit at the same time in many dimensions, and the maximum
+/// number of parts.
 const TILES_OF_PART: usize = 256;
 const MOST_PARTS: usize = 64;
 
-/// The first tile of each group, and the number of tiles: groups have tiles of their own.
+/// The first tile of each group, then the number of tiles: groups have tiles of their own.
 pub(super) fn first_tiles(ends: &[usize]) -> Vec<u32> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let tiles = starts.zip(ends).map(|(start, end)| (end - start).div_ceil(TILE) as u32);
@@ -21,8 +22,9 @@ pub(super) fn first_tiles(ends: &[usize]) -> Vec<u32> {
     first
 }
 
-/// Into how many parts the work of so many tiles is cut that are joined with all next ones. Few tiles are: there should
-/// be some items for each warp. In many dimensions, so many, too, that a part of all tiles stays in the cache.
+/// The number of parts into which the work of joining `tiles` tiles with all later ones is cut. A
+/// few tiles are cut so that every warp has items; in many dimensions, tiles are also cut so that
+/// one part of them stays in the cache.
 pub(super) fn parts(kernels: &Kernels, tiles: usize) -> usize {
     let blocks = kernels.link_tiles.blocks;
     if kernels.spec.is_unrolled() {
@@ -32,13 +34,14 @@ pub(super) fn parts(kernels: &Kernels, tiles: usize) -> usize {
     few.max(tiles.div_ceil(TILES_OF_PART)).clamp(1, MOST_PARTS)
 }
 
-/// The limits of products, in units of the widest dimension's spread; their buffers are set elsewhere.
+/// The thresholds of products, in units of the widest dimension's spread; the buffers are set
+/// elsewhere.
 pub(super) fn products(order: &Order, (below, up_to): (f64, f64), strips: usize) -> Products {
     let unit = power_of_two_near_inverse(order.spread);
     let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
     let maybe = up_to.max(0.0).sqrt() * unit * (1.0 + 1e-6);
-    // To the nearest f32, which the factors make up for, but not where there are fewer bits, or none: then nothing is
-    // within eps for certain.
+    // Rounding to the nearest f32 is covered by the factors, except for subnormal numbers and 0,
+    // where no pair is certainly within eps.
     let is_normal = below >= 0.0 && surely >= f64::from(f32::MIN_POSITIVE);
     Products {
         unit,

@@ -1,20 +1,21 @@
-//! Weights as whole numbers, whose sums are exact.
+//! Weights as 128-bit integers, whose sums are exact.
 
 use rayon::prelude::*;
 
 use super::structs::Weight;
 
-/// Bits of the largest weight: two of them still fit into 128.
+/// Bits of the largest weight: the sum of two still fits into 128 bits.
 const BITS: i32 = 126;
 
-/// Weights, and how much is enough, in the smallest part that occurs. `None` if that is too small.
+/// Weights and `min_points` as multiples of the smallest unit that occurs. `None` if these do not
+/// fit.
 pub(super) fn parts_of(weights: &[f64], min_points: u64) -> Option<(Vec<Weight>, Weight)> {
-    // More than enough is enough.
+    // A weight of at least `min_points` counts as `min_points`.
     let enough = min_points as f64;
     let used = |weight: f64| if weight >= enough { None } else { Some(weight) };
     let places = weights.par_iter().filter(|weight| **weight > 0.0);
     let lowest = places.filter_map(|weight| used(*weight)).map(lowest_place).min().unwrap_or(0);
-    // Whole numbers are in there, too.
+    // The unit is at most 1, as `min_points` is an integer.
     let shift = -lowest.min(0);
     let highest = (u64::BITS - min_points.leading_zeros()) as i32;
     if shift + highest > BITS {
@@ -25,13 +26,13 @@ pub(super) fn parts_of(weights: &[f64], min_points: u64) -> Option<(Vec<Weight>,
     Some((weights.par_iter().map(parts).collect(), enough.into()))
 }
 
-/// The exponent of a positive number's lowest bit.
+/// The exponent of a positive number's lowest set bit.
 fn lowest_place(x: f64) -> i32 {
     let (mantissa, exponent) = split(x);
     exponent + mantissa.trailing_zeros() as i32
 }
 
-/// A number of at least 0 times 2 to the power of `shift`, which is whole.
+/// A non-negative number times 2 to the power of `shift`; the product is an integer.
 fn in_parts(x: f64, shift: i32) -> u128 {
     let (mantissa, exponent) = split(x);
     if mantissa == 0 {
@@ -43,7 +44,7 @@ fn in_parts(x: f64, shift: i32) -> u128 {
     }
 }
 
-/// A number of at least 0 as a whole number and the power of two that it is a multiple of.
+/// The mantissa and the exponent of a non-negative number.
 fn split(x: f64) -> (u64, i32) {
     let bits = x.to_bits();
     let exponent = (bits >> 52 & 0x7ff) as i32;
@@ -81,7 +82,7 @@ mod tests {
         assert_eq!(parts(&[1.0, 5e-324], 1), None);
         assert_eq!(parts(&[2f64.powi(-125)], 1), Some((vec![1], 1 << 125)));
         assert_eq!(parts(&[2f64.powi(-126)], 1), None);
-        // What is enough by itself does not count.
+        // A weight above `min_points` does not determine the unit.
         assert_eq!(parts(&[1.0 + f64::EPSILON], 1), Some((vec![1], 1)));
     }
 }

@@ -1,4 +1,4 @@
-//! k-means as a GPU offers it.
+//! The k-means contract of a GPU.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::job::Job;
 use crate::matrix::Real;
 use crate::random::Random;
 
-/// Whether rows are sent before anything else is known of them.
+/// Whether rows are sent before the problems are known.
 fn will_send(device: &CudaDevice, input: KMeansInput<'_>, expected: KMeansShape) -> bool {
     let (rows, KMeansShape { problems, k, draws }) = (input.rows, expected);
     let dim = rows.matrix().dim();
@@ -37,7 +37,7 @@ impl KMeansDevice for CudaDevice {
         if !will_send(self, input, expected) {
             return Ok(Box::new(CudaKMeans::open(self, input, problems()?, None)));
         }
-        // Rows are on their way while the problems are looked at.
+        // The transfer of rows overlaps the preparation of problems.
         let (sent, problems) = std::thread::scope(|scope| {
             let sent = scope.spawn(|| self.send_rows(input.rows, job));
             let problems = problems();
@@ -45,7 +45,7 @@ impl KMeansDevice for CudaDevice {
         });
         let problems = problems?;
         let sent = match sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
-            // There is another way without them, or with more room.
+            // Other strategies need no rows on the GPU, or may find more memory.
             Err(Error::DeviceMemory { .. }) => None,
             sent => Some(sent?),
         };

@@ -1,4 +1,4 @@
-//! The memory of `kernels/kmeans/gaps.cuh`, which tells the rows that need not be compared.
+//! The memory of Hamerly's lower bounds, by which `kernels/kmeans/gaps.cuh` skips rows.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ pub(super) struct Gaps {
     of_rows: Buffer,
     drifts: Buffer,
     listed: Buffer,
-    /// Whether all rows have been compared with the centroids, or with those that these come from.
+    /// Whether all rows have a bound from these centroids or from their predecessors.
     pub(super) are_known: bool,
 }
 
 impl Gaps {
-    /// Memory for so many rows and clusters.
+    /// Allocates bounds for `rows` rows and `k` clusters.
     pub(super) fn new(
         (rows, k): (usize, usize),
         allocate: impl Fn(usize) -> Result<Buffer>,
@@ -27,14 +27,14 @@ impl Gaps {
         Ok(Self { of_rows, drifts: allocate(k * 4)?, listed, are_known: false })
     }
 
-    /// Where gaps, drifts and the list are; null without them.
+    /// The addresses of gaps, drifts and the list of rows; null without them.
     pub(super) fn addresses(gaps: Option<&Self>, stream: &Arc<CudaStream>) -> [u64; 3] {
         gaps.map_or([0; 3], |Self { of_rows, drifts, listed, .. }| {
             [of_rows, drifts, listed].map(|buffer| address(stream, buffer))
         })
     }
 
-    /// Begins anew: all rows are compared with the next centroids.
+    /// Forgets all bounds: all rows are compared with the next centroids.
     pub(super) fn forget(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         self.are_known = false;
         stream.memset_zeros(self.drifts.slice_mut()).map_err(failed("cuMemsetD8Async"))

@@ -1,4 +1,4 @@
-//! The memory of rows and centroids in half precision.
+//! The memory of rows and centroids as fp16.
 
 use super::images::IMAGE_CENTROIDS;
 use super::kernels::{RoundKernels, TILE, half_dim};
@@ -7,7 +7,7 @@ use super::structs::Halves;
 use crate::device::contract::KMeansProblem;
 use crate::error::Result;
 
-/// Memory for products of `count` rows with the centroids of a problem. `place` allocates it.
+/// The buffers for fp16 products of `count` rows with a problem's centroids, allocated by `place`.
 pub(super) fn of_tiles(
     problem: &KMeansProblem,
     (kernels, count): (&RoundKernels, usize),
@@ -46,7 +46,7 @@ pub(super) fn of_tiles(
 }
 
 impl Halves {
-    /// Scales elements by a power of two more: by up to this many times.
+    /// Scales elements by a further power of two of at most `times`.
     pub(super) fn scale_up(&mut self, times: f64) {
         let times = 2f64.powi(times.log2().floor() as i32);
         self.scale *= times;
@@ -55,7 +55,8 @@ impl Halves {
     }
 }
 
-/// A power of two that scales elements below 256, given the largest distance of one from the origin.
+/// A power of two that scales elements below 256, given the maximum distance of an element from the
+/// origin.
 fn scale(farthest: f64) -> f64 {
     if farthest == 0.0 {
         return 1.0;

@@ -1,36 +1,38 @@
-//! The images of rows and centroids that groups of warps multiply: their shape, which `kernels/kmeans/by_groups.cuh`
-//! relies on.
+//! The swizzled tiles ("images") of rows and centroids that warpgroups multiply: their shape, which
+//! `kernels/kmeans/by_groups.cuh` relies on.
 
-/// Rows of an image of rows, and of one of centroids.
+/// Rows of a swizzled tile of rows, and of centroids.
 pub(super) const IMAGE_ROWS: usize = 128;
 pub(super) const IMAGE_CENTROIDS: usize = 256;
 
-/// Halves behind the elements of a row.
+/// fp16 numbers behind the elements of a row.
 const BEHIND: usize = 6;
 
-/// Bytes of a multiplication's part of a row, and of a stage of the ring of centroids: two multiplications of an image.
+/// Bytes of a row in a multiplication, and of a stage of the ring buffer: two multiplications of a
+/// tile of centroids.
 const STEP: usize = 32;
 const STAGE: usize = 2 * STEP * IMAGE_CENTROIDS;
 
-/// Shared memory of a block on the only architecture that has such products, but for barriers.
+/// Shared memory of a block on sm_90, the only architecture with warpgroup products, without
+/// mbarriers.
 const SHARED: usize = 226 << 10;
 
-/// The fewest stages that keep the groups busy, and the most that are of use.
+/// The fewest stages that keep the warpgroups busy, and the most that help.
 const LEAST_STAGES: usize = 4;
 const MOST_STAGES: usize = 9;
 
-/// The shape for rows of one dimension.
+/// The shape of swizzled tiles for one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Images {
-    /// Multiplications for each row, of 16 halves.
+    /// Multiplications per row, of 16 fp16 numbers.
     steps: usize,
-    /// Stages of the ring of centroids, and images of rows that are in shared memory.
+    /// Stages of the ring buffer of centroids, and tiles of rows in shared memory.
     stages: usize,
     buffers: usize,
 }
 
 impl Images {
-    /// The shape for rows of so many elements; `None` if they are too long.
+    /// The shape for rows of `dim` elements; `None` if they are too long.
     pub(super) fn of(dim: usize) -> Option<Self> {
         let steps = (dim + BEHIND).div_ceil(16);
         let with = |buffers: usize| {
@@ -41,7 +43,7 @@ impl Images {
         with(2).or_else(|| with(1))
     }
 
-    /// The parameters of kernels for rows of this shape, or of none.
+    /// The compile-time parameters of kernels with this shape, or without swizzled tiles.
     pub(super) fn parameters(images: Option<Self>) -> [String; 3] {
         let Self { steps, stages, buffers } =
             images.unwrap_or(Self { steps: 0, stages: 0, buffers: 0 });
@@ -55,12 +57,12 @@ impl Images {
         self.stages * STAGE + self.buffers * IMAGE_ROWS * self.steps * STEP + barriers
     }
 
-    /// Bytes of so many rows, and of so many centroids, in whole images.
+    /// Bytes of `rows` rows, in whole swizzled tiles.
     pub(super) fn row_bytes(self, rows: usize) -> usize {
         rows.next_multiple_of(IMAGE_ROWS) * self.steps * STEP
     }
 
-    /// See [`row_bytes`](Self::row_bytes).
+    /// Bytes of `centroids` centroids, in whole swizzled tiles.
     pub(super) fn centroid_bytes(self, centroids: usize) -> usize {
         centroids.next_multiple_of(IMAGE_CENTROIDS) * self.steps * STEP
     }

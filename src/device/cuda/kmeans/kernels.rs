@@ -14,13 +14,13 @@ use crate::device::cuda::driver::modules::Once;
 use crate::error::Result;
 use crate::metric::Metric;
 
-/// The most elements of a row, and the most clusters, for which comparing near centroids first pays:
-/// the triangle inequality rules out little in high dimensions.
+/// The maximum dimension and number of clusters for sorted centroids (Phillips 2002): the triangle
+/// inequality rules out little in high dimensions.
 const NEAR_DIM: usize = 10;
 const NEAR_CLUSTERS: usize = 4096;
 
-/// The most elements of a row that fit into registers as halves, the elements of a slice of wider rows, and
-/// the most of a row in half precision.
+/// The maximum dimension of rows that fit into registers as fp16, the elements of a slice of wider
+/// rows, and the maximum dimension of rows as fp16.
 const NARROW_DIM: usize = 128;
 const SLICE: usize = 64;
 const TILES_DIM: usize = 1024;
@@ -40,8 +40,8 @@ const CONSTANTS: [(&str, usize); 11] = [
     ("DOUBLE_BINS", DOUBLE_BINS),
 ];
 
-/// Centroids of a tile in shared memory, warps of a block, and the number of tiles that shared memory
-/// has room for.
+/// Centroids of a tile in shared memory, warps of a block, and tiles that shared memory has room
+/// for.
 pub(super) const TILE: usize = 64;
 pub(super) const WARPS: usize = 4;
 pub(super) const STAGES: usize = 3;
@@ -49,26 +49,26 @@ pub(super) const STAGES: usize = 3;
 pub(super) const LANE_ROWS: usize = 4;
 /// Rows that a block sorts.
 pub(super) const SORTED_ROWS: usize = 8192;
-/// Rows that a thread of `add_sorted` adds up.
+/// Rows that a thread of `add_sorted` sums.
 pub(super) const ADDED_ROWS: usize = 64;
 
-/// Rows that bins have room for: each adds less than 2³².
+/// The maximum number of rows: bins of 64 bits hold the sum of as many 32-bit digits.
 pub(super) const MOST_ROWS: usize = 1 << 30;
 
-/// Counts that sorting keeps in shared memory, and the most of them for each cluster.
+/// Sort keys whose counts fit into shared memory, and the maximum number of them per cluster.
 const PLACES: usize = 4096;
 const RANKS: usize = 16;
 
-/// How rows find their nearest centroid.
+/// The assignment of rows to their nearest centroids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By `kernels/kmeans/near.cuh`.
+    /// Sorted centroids (Phillips 2002): `kernels/kmeans/near.cuh`.
     Near,
-    /// By `kernels/kmeans/assign_tiles.cuh`.
+    /// fp16 products with error bounds: `kernels/kmeans/assign_tiles.cuh`.
     Tiles,
 }
 
-/// The kernels of groups of warps, and the images that they multiply.
+/// The warpgroup kernels, and the swizzled tiles that they multiply.
 #[derive(Debug)]
 pub(super) struct GroupKernels {
     pub(super) images: Images,
@@ -113,23 +113,23 @@ pub(super) struct RoundKernels {
     pub(super) round_centroids: CudaFunction,
     pub(super) assign_tiles: CudaFunction,
     pub(super) find_candidates: CudaFunction,
-    /// What takes the place of both where groups of warps multiply.
+    /// Replacements of `assign_tiles` and `find_candidates` by warpgroup products.
     pub(super) by_groups: Option<GroupKernels>,
     pub(super) take_found: CudaFunction,
     pub(super) compare_candidates: CudaFunction,
     pub(super) name_nearest: CudaFunction,
     pub(super) settle: CudaFunction,
-    /// Rates of rows × centroids × elements: by products, and compared one by one.
+    /// Rates of rows × centroids × elements: of tensor-core products, and of exact sums.
     pub(super) products: Arc<Rate>,
     pub(super) sums: Arc<Rate>,
 }
 
-/// Operations per cycle of a multiprocessor: products on tensor cores, and sums.
+/// Operations per cycle of a multiprocessor: of tensor-core products, and of sums.
 const PRODUCTS_PER_CYCLE: f64 = 512.0;
 const SUMS_PER_CYCLE: f64 = 64.0;
 
 impl RoundKernels {
-    /// The kernels for such rows, compiled and loaded by the first caller. `by_groups`: groups of warps
+    /// The kernels for such rows, compiled and loaded by the first caller. `by_groups`: warpgroups
     /// may multiply.
     pub(super) fn get(gpu: &Gpu, space: Space, by_groups: bool) -> Result<Arc<Self>> {
         type Name = (usize, Space, bool);
@@ -187,7 +187,7 @@ impl RoundKernels {
     }
 }
 
-/// The kernels of rounds of small problems, a block for each, for rows of one kind.
+/// The kernels of small problems, one block per problem, for rows of one kind.
 #[derive(Debug)]
 pub(super) struct BlockKernels {
     pub(super) space: Space,
@@ -218,12 +218,12 @@ impl BlockKernels {
     }
 }
 
-/// Whether so many rows and clusters are enough for the device, if they are not alone.
+/// Whether a problem of this size fills the device enough, if it is one of several.
 pub(super) fn is_large(rows: usize, k: usize, dim: usize) -> bool {
     rows * k * dim >= LARGE_PROBLEM
 }
 
-/// The way for such rows and this many clusters, if there is one.
+/// The assignment strategy for such rows and `k` clusters, if there is one.
 pub(super) fn way(space: Space, k: usize, limits: Limits) -> Option<Way> {
     let Space { element, metric, dim, .. } = space;
     let has_near = element == Element::F32 && metric == Metric::SqEuclidean;
@@ -240,7 +240,8 @@ fn has_tiles(dim: usize, limits: Limits) -> bool {
     dim <= TILES_DIM && limits.capability.0 >= 8 && stages_bytes(dim) <= limits.shared
 }
 
-/// The number of ranks that sorting distinguishes within a cluster; none where there are too many clusters to sort.
+/// The number of ranks that sorting distinguishes within a cluster; `None` if there are too many
+/// clusters.
 pub(super) fn ranks(way: Way, k: usize) -> usize {
     match way {
         Way::Near => (PLACES / k).clamp(1, RANKS),
@@ -249,13 +250,13 @@ pub(super) fn ranks(way: Way, k: usize) -> usize {
 }
 
 impl RoundKernels {
-    /// The images that groups of warps multiply, if they do.
+    /// The swizzled tiles of the warpgroup kernels, if these are used.
     pub(super) fn images(&self) -> Option<Images> {
         self.by_groups.as_ref().map(|groups| groups.images)
     }
 }
 
-/// Elements of a row in half precision, padded with zeros.
+/// Elements of a row as fp16, padded with zeros.
 pub(super) fn half_dim(dim: usize) -> usize {
     dim.next_multiple_of(if dim > NARROW_DIM { SLICE } else { 16 })
 }

@@ -1,4 +1,4 @@
-//! The launches of all rounds of many groups, and the memory that they share.
+//! The launches of rounds of many groups (SQL partitions), and the memory that they share.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -19,15 +19,15 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 
-/// The most elements of a row in a job of groups.
+/// The maximum dimension of a group's rows.
 pub(super) const GROUPS_DIM: usize = 32;
 
-/// A group of rows that is clustered by itself.
+/// A group of rows (SQL partition) that is clustered by itself.
 #[derive(Debug, Clone)]
 pub(super) struct GroupJob<T> {
     /// The range of its rows among all rows.
     pub(super) rows: Range<usize>,
-    /// Sums of no rows, as many as there are clusters.
+    /// Empty sums of its clusters.
     pub(super) empty: ClusterSums,
     /// Rounds end when the sum of the squared distances that centroids moved is at most this.
     pub(super) tolerance: f64,
@@ -57,29 +57,28 @@ unsafe impl DeviceRepr for Group {}
 
 assert_layout!(Group, 176, { rounds: 0, sums: 80 });
 
-/// Many groups of rows, with all buffers that their rounds need: one struct for each, in shared
-/// buffers.
+/// Many groups of rows, with all buffers of their rounds: one struct per group, in shared buffers.
 pub(super) struct GroupsWorkspace {
     stream: Arc<CudaStream>,
     element: Element,
-    /// For each group, the number of clusters.
+    /// The number of clusters of each group.
     clusters: Vec<usize>,
     dim: usize,
     rows: usize,
-    /// For each group, operations of a round.
+    /// The operations of a round of each group.
     work: Vec<f64>,
     status: Buffer,
     centroids: Buffer,
     labels: Buffer,
     groups: Buffer,
-    /// The memory behind the other addresses.
+    /// Owns the memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
 
 impl GroupsWorkspace {
-    /// Memory for rounds. `rows` has been waited for, and holds `count` of them, row after row.
+    /// Allocates memory for rounds over `count` rows, in row-major order, which have arrived.
     ///
-    /// In one piece: it is a list of what there is, each in the size that its field says.
+    /// In one piece: it is one list of buffers and their sizes.
     pub(super) fn new<T: Real>(
         kernels: &BlockKernels,
         stream: &Arc<CudaStream>,
@@ -127,7 +126,7 @@ impl GroupsWorkspace {
         assert!(all_steps.len() == groups.len() * width);
         let mut inverse = allocate(all_steps.len() * 8)?;
         sys::write(stream, inverse.slice_mut(), &all_steps)?;
-        // The two sets of a group's centroids are next to each other.
+        // The two sets of a group's centroids are adjacent.
         let both = groups.iter().flat_map(|g| [g.centroids.as_slice(), &g.centroids].concat());
         element.write(stream, &mut centroids, both)?;
         let at = |buffer: &Buffer| address(stream, buffer);
@@ -194,7 +193,7 @@ impl GroupsWorkspace {
     /// Runs all rounds, at most `limit` for each group, and computes the final clusters.
     pub(super) fn run(&mut self, kernels: &BlockKernels, limit: usize, job: &Job) -> Result<()> {
         let (mut pace, rate) = (Pace::default(), &kernels.sums);
-        // A group is one block's work: the largest alone keeps one multiprocessor busy.
+        // A group is the work of one block: the largest alone keeps one multiprocessor busy.
         let alone = kernels.multiprocessors as f64;
         let mut first = 0;
         while first < self.work.len() {
@@ -214,7 +213,7 @@ impl GroupsWorkspace {
                 let rounds = ((rate.of_a_launch() / of_a_round) as usize).clamp(1, left);
                 pace.begin(&self.stream)?;
                 self.launch_rounds(kernels, &some, rounds)?;
-                // Some of them may end before.
+                // Some groups may end earlier.
                 let work = rounds as f64 * of_a_round;
                 pace.launched(&self.stream, rate, work, Counted::AtMost)?;
                 left -= rounds;
@@ -248,20 +247,20 @@ impl GroupsWorkspace {
         let groups = self.groups.slice().slice(some.start * size_of::<Group>()..);
         let mut launch = self.stream.launch_builder(&kernels.finish);
         launch.arg(&groups);
-        // SAFETY: each struct's addresses point to as many elements as its fields say, inside buffers that live as long as this
-        // workspace; no row is of two groups.
+        // SAFETY: each struct's addresses point to as many elements as its fields say, inside
+        // buffers that live as long as this workspace; no row is of two groups.
         unsafe { launch.launch(config(some.len(), 128, 0)) }.map_err(failed("finish_groups"))?;
         Ok(())
     }
 
-    /// Whether the rounds of some groups have ended. Waits for them.
+    /// Whether the rounds of some groups have ended. Waits for their launches.
     fn are_done(&self, some: &Range<usize>) -> Result<bool> {
         let status = sys::read::<Status>(&self.stream, self.status.slice(), self.work.len());
         let status = status.map_err(failed("cuMemcpyDtoHAsync"))?;
         Ok(!status[some.clone()].iter().any(Status::is_going_on))
     }
 
-    /// The status and the result of each group. Waits for them.
+    /// The status and the result of each group. Waits for their launches.
     pub(super) fn finish<T: Real>(
         self,
         groups: &[GroupJob<T>],

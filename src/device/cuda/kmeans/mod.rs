@@ -1,17 +1,17 @@
-//! k-means on a GPU: each problem takes the way that suits its rows.
+//! k-means on a GPU: each problem takes the strategy (`Way`) that suits its rows.
 //!
-//! | way | for | how |
+//! | strategy | for | how |
 //! |---|---|---|
 //! | [`Resident`] | rows of up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
-//! | groups | the same, up to 32 dimensions, small problems beside others | a block of threads for each, all rounds in few launches |
+//! | groups | up to 32 dimensions, small problems beside others | one block per problem, all rounds in few launches |
 //! | by search | everything else | rows are searched in every round, the host computes sums |
 //! | on the host | small problems beside others that are not groups | the CPU |
 //!
-//! First centroids are chosen on the GPU, whatever the way, unless a problem is small.
+//! First centroids are chosen on the GPU under every strategy, unless a problem is small.
 //!
-//! A problem falls back to the general ways where its own one gives up: centroids so far away that
-//! squares overflow, too many of them equally near, weights that make numbers which float64 does not hold, too little
-//! memory.
+//! A problem falls back to the general strategies when its own gives up: centroids so far away that
+//! squares overflow, too many centroids equally near, weighted elements beyond the range of
+//! float64, too little memory.
 
 mod device;
 mod gaps;
@@ -56,12 +56,12 @@ use crate::rows::Rows;
 struct CudaKMeans<'a, T> {
     device: Arc<CudaDevice>,
     input: KMeansInput<'a>,
-    /// What the rows are, if they may stay on the GPU.
+    /// The type of GPU-resident rows, if rows may stay on the GPU.
     space: Option<Space>,
     problems: Vec<Problem<'a, T>>,
     by_search: BySearch<'a, CudaDevice, T>,
     on_host: KMeansOnHost<'a, T>,
-    /// The work of ways that were left.
+    /// The work of strategies that were given up.
     work: Work,
 }
 
@@ -69,16 +69,16 @@ struct Problem<'a, T> {
     given: KMeansProblem,
     rows: Rows,
     weights: Option<&'a [f64]>,
-    /// The way that suits the rows, and the one taken now.
+    /// The strategy that suits the rows, and the current one.
     suits: Way,
     way: Way,
-    /// The state before the last rounds: centroids, and clusters with their sums if rows were in any.
+    /// The state before the last rounds: centroids, and the assignment with its sums, if any.
     begun: (Vec<T>, Option<(Assignment<T>, ClusterSums)>),
     empty: Option<ClusterSums>,
-    /// Its rows on the GPU, if they were sent to choose among them.
+    /// Its rows on the GPU, if they were sent for seeding.
     uploaded: Option<Buffer>,
     resident: Option<Resident>,
-    /// Centroids and clusters of a problem that is done, and removed from the GPU.
+    /// Centroids and labels of a problem that is done and no longer on the GPU.
     done: Option<(Vec<T>, Labels)>,
 }
 
@@ -121,7 +121,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             way: suits(given),
             begun: (Vec::new(), None),
             empty: None,
-            // Only of a problem that has all rows.
+            // Only for a problem that has all rows.
             uploaded: uploaded.take().filter(|_| given.rows == (0..input.rows.len())),
             resident: None,
             done: None,
@@ -137,12 +137,12 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         }
     }
 
-    /// What rows are that are on the GPU.
+    /// The type of GPU-resident rows.
     fn space(&self) -> Result<Space> {
         self.space.ok_or_else(not_started)
     }
 
-    /// The session of a problem that takes a general way.
+    /// The session of a problem that takes a general strategy.
     fn general(&mut self, problem: usize) -> &mut dyn KMeansSession<T> {
         match self.problems[problem].way {
             Way::OnHost => &mut self.on_host,
@@ -166,14 +166,14 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let (centroids, sent, work) =
             seeding::choose(&self.device, (rows, sent), of, given, random, job)?;
         self.work += work;
-        // Those of several problems might not fit, and a resident one has its own.
+        // Rows of several problems might not fit, and a resident problem has its own.
         if is_alone && resident.is_none() && matches!(way, Way::Resident(_)) {
             *uploaded = Some(sent);
         }
         Ok(centroids)
     }
 
-    /// Switches a problem from its own way to the general one, where its last rounds begin again.
+    /// Switches a problem from its own strategy to the general one, which repeats its last rounds.
     fn give_up(&mut self, problem: usize, job: &Job) -> Result<()> {
         let state = &mut self.problems[problem];
         let is_group = state.way == Way::Group;
@@ -196,7 +196,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         Ok(())
     }
 
-    /// Rounds of a problem that stays on the GPU.
+    /// Runs rounds of a resident problem.
     fn run_resident(
         &mut self,
         problem: usize,
@@ -222,7 +222,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             let (assignment, sums) = (self.assignment(problem, job)?, self.sums(problem, job)?);
             self.problems[problem].begun.1 = Some((assignment, sums));
         } else if !is_alone {
-            // The next one may need the memory.
+            // The next problem may need the memory.
             self.assign(problem, job)?;
             let done = (self.centroids(problem)?, self.labels(problem, job)?);
             self.forget(problem)?;
@@ -236,7 +236,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         run.first().copied().ok_or_else(not_started)
     }
 
-    /// Runs all rounds of some groups; `None` for those that the GPU does not support.
+    /// Runs all rounds of some groups; `None` for groups that the GPU does not support.
     fn run_groups(
         &mut self,
         groups: &[(usize, usize)],
@@ -278,7 +278,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
 }
 
 impl<T: Real> Problem<'_, T> {
-    /// The problem on the GPU.
+    /// The resident state of the problem, on the GPU.
     fn resident(
         &mut self,
         device: &CudaDevice,
@@ -296,7 +296,7 @@ impl<T: Real> Problem<'_, T> {
         self.resident.as_mut().ok_or_else(not_started)
     }
 
-    /// Sums of no rows.
+    /// Empty sums of the problem's clusters.
     fn empty(&mut self) -> ClusterSums {
         let (k, dim) = (self.given.k, self.rows.matrix().dim());
         let values: &[T] = self.rows.reals().expect("a session has rows of its own type");
@@ -339,7 +339,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
 
     fn start(&mut self, problem: usize, centroids: Vec<T>, job: &Job) -> Result<()> {
         let state = &mut self.problems[problem];
-        // Means of rows lie between them, and so do all later centroids.
+        // Means of rows lie between their rows, and so do all later centroids.
         let largest =
             centroids.iter().map(|x| x.to_f64().abs()).fold(state.given.largest, f64::max);
         let fits = squares_are_finite(state.rows.matrix().dim(), largest);
@@ -433,7 +433,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
                 }
                 self.give_up(problem, job)?;
             }
-            // Without rounds a group is no work for the GPU.
+            // A group without rounds is not worth a launch.
             Way::Group => self.give_up(problem, job)?,
             Way::BySearch | Way::OnHost => {}
         }

@@ -22,7 +22,7 @@ use crate::job::{Job, Progress};
 use crate::matrix::{ElementKind, Real};
 use crate::rows::Rows;
 
-/// Rounds between two checks of the device's status.
+/// Rounds between two checks of the status.
 const STRETCH: usize = 16;
 
 /// The rows of one problem on a GPU, with all buffers that its rounds need.
@@ -32,7 +32,7 @@ pub(super) struct Resident {
     workspace: Workspace,
     empty: ClusterSums,
     rows: usize,
-    /// Whether rows are in the clusters of their nearest centroids, and labels say which are undecided.
+    /// Whether rows are assigned to their nearest centroids, with undecided rows marked in labels.
     is_assigned: bool,
     work: Work,
     computing: Vec<(CudaEvent, CudaEvent)>,
@@ -49,7 +49,8 @@ impl Resident {
         RoundKernels::get(&device.gpu, space, has_groups && way == Way::Tiles)
     }
 
-    /// Uploads rows whose squared distances never overflow float32, unless they are there. `empty` has the sums of no rows.
+    /// Uploads rows whose squared distances never overflow float32, unless they are on the GPU
+    /// already. `empty` has empty sums.
     pub(super) fn open(
         device: &CudaDevice,
         (rows, uploaded): (&Rows, Option<Buffer>),
@@ -84,7 +85,7 @@ impl Resident {
         Ok(done)
     }
 
-    /// Sets centroids that do not come from rounds; what is known of the rows' lengths stays known.
+    /// Sets centroids that do not come from rounds; the norms of rows stay known.
     fn set<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         let Status { largest_row, typical_row, .. } = self.workspace.status()?;
         self.is_assigned = false;
@@ -92,7 +93,7 @@ impl Resident {
         self.workspace.reset_status((largest_row, typical_row))
     }
 
-    /// Begins with these centroids; no row is in a cluster.
+    /// Starts with these centroids; no row has a cluster.
     pub(super) fn start<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         self.workspace.clear()?;
         self.set(centroids)
@@ -103,8 +104,8 @@ impl Resident {
         self.set(centroids)
     }
 
-    /// Runs rounds until there is a [`StopReason`]. `None` if they are given up: the state on the device is then useless,
-    /// except for the centroids.
+    /// Runs rounds until there is a [`StopReason`]. `None` if they are given up; then only the
+    /// centroids on the device are valid.
     pub(super) fn run(&mut self, limit: usize, job: &Job) -> Result<Option<RoundsRun>> {
         let before = self.workspace.status()?;
         let (mut ordered, mut told) = (0, 0);
@@ -139,7 +140,7 @@ impl Resident {
         Ok(Some(RoundsRun { rounds, moved: status.moved_last as usize, stop }))
     }
 
-    /// Puts every row into the cluster of its nearest centroid. False if that is given up.
+    /// Assigns every row to the cluster of its nearest centroid. False if that is given up.
     pub(super) fn assign(&mut self, job: &Job) -> Result<bool> {
         if self.is_assigned {
             return Ok(true);
@@ -150,12 +151,12 @@ impl Resident {
         Ok(self.is_assigned)
     }
 
-    /// The cluster of every row after the last rounds.
+    /// The cluster of every row after the last round.
     pub(super) fn labels(&mut self, job: &Job) -> Result<Labels> {
         Ok(labels_of(self.workspace.labels(&self.memory, &self.gpu, job)?))
     }
 
-    /// The cluster of every row, and its distance from that centroid.
+    /// The cluster of every row, and its distance from the cluster's centroid.
     pub(super) fn assignment<T: Real>(&mut self, job: &Job) -> Result<Assignment<T>> {
         let (labels, costs) = self.workspace.assigned(&self.memory, &self.gpu, job)?;
         Ok(Assignment { labels, costs })

@@ -18,14 +18,15 @@ use crate::job::Job;
 /// Threads of a block of `find_by_groups`.
 const GROUP_THREADS: usize = 384;
 
-/// Whether rows are sorted again after they were assigned so often: fewer and fewer of them move.
+/// Whether rows are sorted again after this number of assignments, which grows by factors of four:
+/// fewer and fewer rows move.
 fn is_time_to_sort(assigned: usize) -> bool {
     assigned.is_power_of_two() && assigned.trailing_zeros().is_multiple_of(2)
 }
 
 impl Workspace {
-    /// Finds every row's nearest centroid, and lists the rows whose cluster changed. `is_last`: also
-    /// if rounds have ended.
+    /// Finds every row's nearest centroid, and lists the rows whose cluster changed. `is_last`:
+    /// also if rounds have ended.
     pub(super) fn assign(&mut self, is_last: bool, job: &Job) -> Result<()> {
         let is_last = u32::from(is_last);
         if self.gaps.as_ref().is_some_and(|gaps| gaps.are_known) {
@@ -77,7 +78,7 @@ impl Workspace {
         }
     }
 
-    /// Lists the centroids near each, and sorts rows where it is time.
+    /// Sorts the centroids by their distances from each centroid, and sorts rows if it is time.
     fn list_centroids(&mut self, is_last: u32) -> Result<()> {
         let size = self.k.next_power_of_two();
         let lists = config(self.k, size.clamp(64, 512) / 2, size * 8);
@@ -139,14 +140,14 @@ impl Workspace {
         // row: it reads `found`, which the launches before have written of all rows that are compared, and
         // writes labels, gaps, `moved`, `uncertain` and `least`.
         unsafe { self.launch_halves(&self.kernels.take_found, ("take_found", all), is_last) }?;
-        // Of those rows that are uncertain, mostly few.
+        // Only of uncertain rows, which are few.
         let candidates = (&kernels.candidates, ("candidates_by_groups", grid));
         // SAFETY: `candidates_by_groups` reads the images of uncertain rows and of all centroids, and `least`,
         // and lists pairs, as far as there is room.
         unsafe { self.for_images(candidates, Counted::AtMost, is_last, job) }
     }
 
-    /// Launches a kernel for all images of rows, some at a time.
+    /// Launches a kernel for all swizzled tiles of rows, some at a time.
     ///
     /// # Safety
     /// That of [`launch`](Self::launch), for a kernel that takes `Rounds`, `Halves`, the first image of rows, the
@@ -160,7 +161,7 @@ impl Workspace {
     ) -> Result<()> {
         self.in_pieces((IMAGE_ROWS, counted), job, |workspace, some| {
             let (first, end) = (some.start as u32, some.end as u32);
-            // SAFETY: the caller's; there are so many images.
+            // SAFETY: the caller's; tiles up to `end` exist.
             unsafe {
                 workspace.launch(function, name, |launch, workspace| {
                     launch.arg(&workspace.rounds).arg(&workspace.halves);
@@ -186,7 +187,8 @@ impl Workspace {
             }
         })?;
         let mut some = config(self.count.div_ceil(rows).min(self.blocks(1)), threads, shared);
-        // Parts of all centroids: few rows are uncertain, and each block goes through its part.
+        // In parts of all centroids: few rows are uncertain, and each block compares them with its
+        // part.
         some.grid_dim.1 = (self.k.div_ceil(TILE) / 2).clamp(1, 8) as u32;
         // SAFETY: `find_candidates` takes (Rounds, Halves, u32 is_last), blocks as `assign_tiles` and any number
         // of them, in any number of parts: it reads `uncertain` and `least`, and lists pairs, as far as there
@@ -197,12 +199,12 @@ impl Workspace {
         }
     }
 
-    /// What comparing all rows counts as: rows may be left out after the first time.
+    /// Whether the number of compared rows is exact: after the first time, rows may be skipped.
     fn counted(&self) -> Counted {
         Counted::of_all(self.assigned == 0)
     }
 
-    /// Launches a kernel for all rows, in blocks of a given size, with bounded work per launch.
+    /// Launches a kernel for `rows` rows, in pieces of bounded work.
     fn in_pieces(
         &mut self,
         (rows, counted): (usize, Counted),
@@ -224,7 +226,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Adds the listed rows to their clusters, or, where no row is added yet, all rows, if they can be sorted.
+    /// Adds the moved rows to the sums or, if no row is added yet and rows can be sorted, all rows.
     pub(super) fn add(&mut self) -> Result<()> {
         assert!(self.assigned > 0, "rows have clusters");
         let are_added = std::mem::replace(&mut self.are_added, true);
@@ -235,7 +237,7 @@ impl Workspace {
                     (self.rounds.labels, 0)
                 }
                 Way::Tiles => {
-                    // Of as many u32, which each round uses anew.
+                    // The memory of two lists of u32, which each round overwrites.
                     let Halves { uncertain, least, .. } = self.halves;
                     // SAFETY: all rows were assigned just before, both have room for a u32 of each, and one
                     // rank is what `at_places` has room for.
@@ -279,8 +281,8 @@ impl Workspace {
         unsafe { self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters)) }
     }
 
-    /// Sorts rows by cluster, and within it in so many ranks by how many centroids they are compared with. All rows
-    /// must be in a cluster.
+    /// Sorts rows by cluster and, within a cluster, into `ranks` ranks by the number of centroids
+    /// to compare. All rows must have a cluster.
     fn sort(&mut self, ranks: usize) -> Result<()> {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
         let [rows, numbers, labels] = sorted.targets(&self.stream);
@@ -293,13 +295,14 @@ impl Workspace {
         Ok(())
     }
 
-    /// Writes rows of few elements, numbers and labels of all rows in the order of their clusters to other memory for as
-    /// many.
+    /// Writes numbers and labels of all rows, and rows of few elements, in the order of their
+    /// clusters to other memory of the same size.
     ///
     /// # Safety
-    /// All rows are in a cluster. `numbers` and `labels` are the addresses of `count` u32 each, and `rows`, unless it is
-    /// null, of `count` rows: memory of this workspace that its [`Rounds`](super::structs::Rounds) do not name. There are
-    /// at most as many `ranks` as `at_places` has room for; where there are several, centroids have been listed.
+    /// All rows are in a cluster. `numbers` and `labels` are the addresses of `count` u32 each, and
+    /// `rows`, unless it is null, of `count` rows: memory of this workspace that its
+    /// [`Rounds`](super::structs::Rounds) do not name. There are at most as many `ranks` as
+    /// `at_places` has room for; where there are several, centroids have been listed.
     unsafe fn order(
         &mut self,
         (rows, numbers, labels): (u64, u64, u64),

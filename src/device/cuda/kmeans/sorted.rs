@@ -1,4 +1,4 @@
-//! The memory for rows in another order.
+//! The memory for rows sorted by cluster.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::device::cuda::driver::launch::address;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::error::Result;
 
-/// Where rows, their labels and their original numbers are moved to.
+/// The target buffers of sorting: rows, their labels and their original numbers.
 pub(super) struct Sorted {
     rows: Buffer,
     labels: Buffer,
-    /// The next, and those of the rows as they are.
+    /// The numbers of the next order, and of the current one.
     numbers: [Buffer; 2],
 }
 
 impl Sorted {
-    /// Memory for so many rows of so many f32.
+    /// Allocates memory for `rows` rows of `dim` f32.
     pub(super) fn new(
         (rows, dim): (usize, usize),
         allocate: impl Fn(usize) -> Result<Buffer>,
@@ -27,13 +27,13 @@ impl Sorted {
         Ok(Self { rows: allocate(rows * dim * 4)?, labels: allocate(rows * 4)?, numbers })
     }
 
-    /// Where rows, numbers and labels go.
+    /// The addresses of the targets for rows, numbers and labels.
     pub(super) fn targets(&self, stream: &Arc<CudaStream>) -> [u64; 3] {
         let Self { rows, labels, numbers: [numbers, _] } = self;
         [rows, numbers, labels].map(|buffer| address(stream, buffer))
     }
 
-    /// Makes what has been moved here the rows and labels of rounds.
+    /// Makes the targets the rows and labels of rounds.
     pub(super) fn swap(
         &mut self,
         (rows, labels): (&mut Buffer, &mut Buffer),

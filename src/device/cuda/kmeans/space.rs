@@ -1,4 +1,4 @@
-//! What rows are that stay on a GPU: the type of their elements, their metric, and whether they have weights.
+//! The type of GPU-resident rows: element, metric, dimension, weighted or not.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::job::Job;
 use crate::matrix::{ElementKind, Elements, Real};
 use crate::metric::Metric;
 
-/// Bins of a wide sum of numbers of float32, and of float64.
+/// Bins of a wide sum of float32, and of float64.
 pub(super) const SINGLE_BINS: usize = 9;
 pub(super) const DOUBLE_BINS: usize = 66;
 
-/// See the [module](self).
+/// The element type of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Element {
     F32,
     F64,
 }
 
-/// What k-means on rows needs kernels of its own for.
+/// The parameters for which k-means kernels are compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Space {
     pub(super) element: Element,
@@ -36,7 +36,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// That of rows of a kind, if they may stay there.
+    /// The type of rows of a kind, if such rows may stay on the GPU.
     pub(super) fn of(kind: KMeansKind) -> Option<Self> {
         let KMeansKind { elements, metric, dim, has_weights } = kind;
         let element = match elements {
@@ -48,7 +48,7 @@ impl Space {
         is_known.then_some(Self { element, metric, dim, has_weights })
     }
 
-    /// The parameters of kernels for such rows.
+    /// The compile-time parameters of kernels for such rows.
     pub(super) fn parameters(self) -> [String; 4] {
         let Self { element, metric, dim, has_weights } = self;
         [
@@ -59,12 +59,12 @@ impl Space {
         ]
     }
 
-    /// Numbers of a row that are added up: its elements times its weight, and that if there are weights.
+    /// Terms of a row in the sums: its weighted elements, and the weight if there are weights.
     pub(super) fn width(self) -> usize {
         self.dim + usize::from(self.has_weights)
     }
 
-    /// Whether these numbers have more bits than a sum of steps has room for.
+    /// Whether these terms have more bits than the steps of a sum hold.
     pub(super) fn has_parts(self) -> bool {
         self.element == Element::F64 || self.has_weights
     }
@@ -74,7 +74,7 @@ impl Space {
         if self.has_parts() { DOUBLE_BINS } else { SINGLE_BINS }
     }
 
-    /// The exponent of the smallest of the numbers that are added up.
+    /// The exponent of the smallest possible term.
     pub(super) fn least_exponent(self) -> i32 {
         if self.has_parts() { -1074 } else { -149 }
     }
@@ -84,15 +84,16 @@ impl Space {
         self.element == Element::F64 || self.metric == Metric::Cosine
     }
 
-    /// By how much half the squared distances of two centroids from a row may differ that are equally near in exact sums,
-    /// however near they are.
+    /// The maximum difference between half the squared distances of a row from two centroids that
+    /// are equally near in exact sums, at any distance.
     pub(super) fn absolute_error(self) -> f64 {
         let terms = (self.dim + 4) as f64;
         match self.metric {
-            // 1 - xc is summed up with an error of dim + 4 units, twice. Squared lengths of directions, which a squared
-            // distance depends on too, differ from 1 by the rounding of each element, and of a sum of dim float64.
+            // 1 - xc is summed with an error of dim + 4 units, for each of two centroids. The
+            // squared distance also depends on the squared norms of directions, which differ from 1
+            // by the rounding of each element, and of a sum of dim float64.
             Metric::Cosine => (2.0 * terms + 4.0) * self.element.unit() + terms * f64::EPSILON,
-            // A unit of the smallest number for each of dim sums, on both sides of a comparison.
+            // One unit of the smallest number for each of dim sums, on both sides of a comparison.
             _ => 2.0 * terms * self.element.smallest(),
         }
     }
@@ -131,7 +132,8 @@ impl Element {
         }
     }
 
-    /// The first numbers of a buffer, all of this type, after all earlier work in its compute stream.
+    /// The first `count` numbers of a buffer, all of this type, after all earlier work in its
+    /// compute stream.
     pub(super) fn read<T: Real>(
         self,
         gpu: &Gpu,

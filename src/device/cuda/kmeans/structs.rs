@@ -30,10 +30,10 @@ pub(super) struct Status {
     pub(super) rechecked: u64,
 }
 
-/// The bit of a label of an undecided row, after the last rounds.
+/// Set in the label of an undecided row, after the last round.
 const UNDECIDED: u32 = 1 << 31;
 
-/// Labels as kernels leave them after the last rounds.
+/// The labels that kernels write after the last round, with undecided rows separated.
 pub(super) fn labels_of(mut labels: Vec<u32>) -> Labels {
     let is_open = |(_, label): &(u32, &u32)| *label & UNDECIDED != 0;
     let undecided = (0..).zip(&labels).filter(is_open).map(|(row, _)| row).collect();
@@ -57,7 +57,7 @@ impl Status {
         self.end == GIVEN_UP
     }
 
-    /// Why rounds stopped, if they did.
+    /// The reason why rounds stopped.
     pub(super) fn stop_reason(&self) -> Option<StopReason> {
         match self.end {
             STABLE => Some(StopReason::Stable),
@@ -131,8 +131,8 @@ pub(super) struct Near {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Halves {
-    /// `count` rows, and whole tiles of centroids, of [`half_dim`](super::kernels::half_dim); where groups of warps
-    /// multiply, whole images of both.
+    /// `count` rows, and whole tiles of centroids, of [`half_dim`](super::kernels::half_dim); for
+    /// warpgroups, whole swizzled tiles of both.
     pub(super) half_rows: u64,
     pub(super) half_centroids: u64,
     /// `count` of two f32.

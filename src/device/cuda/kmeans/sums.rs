@@ -12,21 +12,22 @@ use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
 
-/// All zero without rows.
+/// The buffers of cluster sums; all zero without rows.
 pub(super) struct SumsMemory {
     space: Space,
     pub(super) sums: Buffer,
-    /// Parts of steps, if there are any.
+    /// Parts of steps, if sums have them.
     parts: Option<Buffer>,
     pub(super) counts: Buffer,
     pub(super) wide: Buffer,
     pub(super) is_wide: Buffer,
-    /// Clusters' first rows, and two of each that differ, if anybody asks. All bits are set where there is none.
+    /// The first row of each cluster, and two of its rows that differ, if means of equal rows may
+    /// be rounded. All bits set: unknown.
     pub(super) singles: Option<[Buffer; 2]>,
 }
 
 impl SumsMemory {
-    /// Memory for so many clusters.
+    /// Allocates sums of `k` clusters.
     pub(super) fn new(
         k: usize,
         space: Space,
@@ -45,7 +46,7 @@ impl SumsMemory {
         })
     }
 
-    /// Where parts, first rows and rows that differ are; null without them.
+    /// The addresses of parts, first rows and differing rows; null without them.
     pub(super) fn addresses(&self, stream: &Arc<CudaStream>) -> [u64; 3] {
         let place = |buffer: Option<&Buffer>| buffer.map_or(0, |buffer| address(stream, buffer));
         let [first_rows, differing] = [0, 1].map(|i| self.singles.as_ref().map(|both| &both[i]));
@@ -94,7 +95,7 @@ impl SumsMemory {
         }
         let is_wide: Vec<u32> = sys::read(stream, is_wide.slice(), k).map_err(&home)?;
         let (bins, least) = (space.bins(), space.least_exponent());
-        // One cluster's at a time: those of all can be gigabytes.
+        // One cluster at a time: the bins of all clusters can take gigabytes.
         for cluster in (0..k).filter(|cluster| is_wide[*cluster] != 0) {
             job.check()?;
             let bytes = width * bins * size_of::<i64>();

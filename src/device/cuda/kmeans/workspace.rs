@@ -43,33 +43,33 @@ pub(super) struct Workspace {
     pub(super) status: Buffer,
     pub(super) centroids: Buffer,
     pub(super) labels: Buffer,
-    /// How often rows have been assigned since they were in no cluster, …
+    /// The number of assignments since rows had no cluster, …
     pub(super) assigned: usize,
-    /// … and whether they are in the sums.
+    /// … and whether rows are in the sums.
     pub(super) are_added: bool,
-    /// What tells which rows need not be compared, if anything does.
+    /// Hamerly's lower bounds, by which rows are skipped, if they are used.
     pub(super) gaps: Option<Gaps>,
     /// The memory of cluster sums: all zero without rows.
     pub(super) sums: SumsMemory,
     pub(super) rows: Buffer,
-    /// How many rows there are at each place of an order by cluster, where few places are enough; and in all.
+    /// The number of rows of each sort key, if these fit into shared memory; then the total.
     pub(super) at_places: Option<Buffer>,
     /// Buffers for sorted rows, their numbers and labels.
     pub(super) sorted: Option<Sorted>,
-    /// The memory behind the other addresses.
+    /// Owns the memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
 
-/// How often rows are rounded at most, by other scales.
+/// The maximum number of scales at which rows are rounded.
 const MOST_SCALES: usize = 4;
 
-/// Shorter rows may have lost elements.
+/// Shorter rows may have lost elements to underflow.
 const LEAST_TYPICAL: f32 = 1.0;
 
 impl Workspace {
-    /// Memory for rounds over `rows`, which have been waited for, and whose weights have, if they have any.
+    /// Allocates memory for rounds over `rows`, which have arrived, and so have their weights.
     ///
-    /// In one piece: it is a list of what there is, each in the size that its field says.
+    /// In one piece: it is one list of buffers and their sizes.
     pub(super) fn new(
         kernels: Arc<RoundKernels>,
         stream: &Arc<CudaStream>,
@@ -180,8 +180,8 @@ impl Workspace {
         Ok(workspace)
     }
 
-    /// Rounds all rows to half precision, so that most of them have elements which that suits: one that is far away
-    /// may be so large that nothing is left of the others.
+    /// Rounds all rows to fp16, at a scale that suits most of them: an outlier may be so large that
+    /// all other rows underflow.
     fn round_rows(&mut self) -> Result<()> {
         let at_first = self.halves;
         for _ in 1..MOST_SCALES {
@@ -195,14 +195,15 @@ impl Workspace {
             self.halves.scale_up(f64::from(128.0 / typical.max(1e-6)));
             self.reset_status((0, 0))?;
         }
-        // No scale suits most rows, as where most are equal: none of them counts as far away.
+        // No scale suits most rows, for instance if most are equal: then no row counts as an
+        // outlier.
         self.halves = at_first;
         self.reset_status((0, 0))?;
         let (_, largest) = self.round_and_measure()?;
         self.reset_status((largest.to_bits(), largest.max(LEAST_TYPICAL).to_bits()))
     }
 
-    /// Rounds all rows: a length that few exceed, and that of the longest.
+    /// Rounds all rows; returns a norm that few rows exceed, and the norm of the longest.
     fn round_and_measure(&self) -> Result<(f32, f32)> {
         assert_eq!(self.way, Way::Tiles);
         let all = config(self.count.next_multiple_of(IMAGE_ROWS).div_ceil(8), 256, 0);
@@ -223,19 +224,19 @@ impl Workspace {
         Ok((f32::from_bits(typical_row), f32::from_bits(largest_row)))
     }
 
-    /// The status of rounds. Waits for them.
+    /// The status of rounds. Waits for all launches.
     pub(super) fn status(&self) -> Result<Status> {
         let read = sys::read::<Status>(&self.stream, self.status.slice(), 1);
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
 
-    /// Begins to measure launches anew.
+    /// Restarts the measurement of launches.
     pub(super) fn begin(&mut self) -> Result<()> {
         self.pace.begin(&self.stream)
     }
 
-    /// Sets the status that the next launches read: that before any round, with the bits of `largest_row` and
-    /// `typical_row`.
+    /// Sets the status for the next launches to that before any round, with the bits of
+    /// `largest_row` and `typical_row`.
     pub(super) fn reset_status(&mut self, (largest_row, typical_row): (u32, u32)) -> Result<()> {
         let status = Status { largest_row, typical_row, ..Status::default() };
         sys::write(&self.stream, self.status.slice_mut(), &[status])
@@ -244,12 +245,12 @@ impl Workspace {
     /// The valid centroids, in the set `current`.
     pub(super) fn centroids<T: Real>(&self, current: u32, gpu: &Gpu) -> Result<Vec<T>> {
         let (size, element) = (self.k * self.kernels.space.dim, self.kernels.space.element);
-        // Usually few; who asks for them has no job to be cancelled by.
+        // Usually few; the caller has no job that could be cancelled.
         let mut both = element.read(gpu, &self.centroids, 2 * size, &Job::default())?;
         Ok(both.drain(current as usize * size..).take(size).collect())
     }
 
-    /// Stores these as the first of the two sets: all rows are compared with them.
+    /// Stores these as the first of the two sets; all rows will be compared with them.
     pub(super) fn set_centroids<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
         assert_eq!(centroids.len(), self.k * self.kernels.space.dim);
         let centroids = centroids.iter().copied();
@@ -257,7 +258,7 @@ impl Workspace {
         self.gaps.as_mut().map_or(Ok(()), |gaps| gaps.forget(&self.stream))
     }
 
-    /// Takes all rows out of their clusters.
+    /// Removes all rows from their clusters.
     pub(super) fn clear(&mut self) -> Result<()> {
         (self.assigned, self.are_added) = (0, false);
         let labels = sys::fill(&self.stream, self.labels.slice_mut(), 0xff);
@@ -275,9 +276,9 @@ impl Workspace {
         assert!(self.assigned > 0, "rows have clusters");
         let mut labels = memory.allocate(&self.stream, self.count * 4)?;
         let all = config(self.count.div_ceil(256), 256, 0);
-        // SAFETY: `copy_labels` takes (Rounds, u32* labels), 256 threads a block and a thread for each row. Their
-        // numbers are below `count`, each once, and for so many labels there is room in a buffer that nothing
-        // else uses.
+        // SAFETY: `copy_labels` takes (Rounds, u32* labels), 256 threads a block and a thread for
+        // each row. Row numbers are below `count`, each once, and the buffer has room for `count`
+        // labels; nothing else uses it.
         unsafe {
             self.launch(&self.kernels.copy_labels, ("copy_labels", all), |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(labels.slice_mut());
@@ -298,10 +299,11 @@ impl Workspace {
         let mut labels = memory.allocate(&self.stream, self.count * 4)?;
         let mut costs = memory.allocate(&self.stream, self.count * element.bytes())?;
         let all = config(self.count.div_ceil(128), 128, 0);
-        // SAFETY: `costs` takes (Rounds, u32* labels, Scalar* costs), 128 threads a block and a thread for each
-        // row. Rows have been assigned on this stream, so that their labels are below `k`, but for the bit of
-        // undecided rows, which it leaves out. Their numbers are below `count`, each once, and for so many labels
-        // and costs of the rows' element there is room in two buffers that nothing else uses.
+        // SAFETY: `costs` takes (Rounds, u32* labels, Scalar* costs), 128 threads a block and a
+        // thread for each row. Rows have been assigned on this stream, so that their labels are
+        // below `k`, except for the bit of undecided rows, which the kernel clears. Row numbers are
+        // below `count`, each once, and two buffers have room for `count` labels and costs; nothing
+        // else uses them.
         unsafe {
             self.launch(&self.kernels.costs, ("costs", all), |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(labels.slice_mut()).arg(costs.slice_mut());
@@ -311,7 +313,7 @@ impl Workspace {
         Ok((labels, element.read(gpu, &costs, self.count, job)?))
     }
 
-    /// Blocks of a grid that has so many for each multiprocessor.
+    /// The number of blocks of a grid with `per_multiprocessor` blocks per multiprocessor.
     pub(super) fn blocks(&self, per_multiprocessor: usize) -> usize {
         per_multiprocessor * self.kernels.limits.multiprocessors
     }

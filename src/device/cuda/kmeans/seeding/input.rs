@@ -1,4 +1,4 @@
-//! Rows on a GPU that first centroids are chosen from.
+//! The input of seeding: rows on a GPU.
 
 use crate::device::contract::KMeansProblem;
 use crate::device::cuda::driver::memory::Buffer;
@@ -6,11 +6,12 @@ use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-/// Elements of rows that say how fine whole numbers must be, and the part of them that may be cut off.
+/// Sampled elements, which determine the step of quantised codes, and the share of elements that is
+/// clipped.
 const SAMPLED: usize = 1 << 18;
 const ONE_CUT_IN: usize = 4096;
 
-/// The largest of the whole numbers.
+/// The largest code.
 const LARGEST: f64 = 127.0;
 
 /// Rows to choose from.
@@ -28,13 +29,14 @@ impl Input<'_> {
         self.rows.matrix().dim()
     }
 
-    /// Whether rows and origin have so many elements, and each row has a weight, if there are any.
+    /// Whether rows and origin have `dim` elements, and each row has a weight, if there are
+    /// weights.
     pub(super) fn has_as_many(&self, dim: usize) -> bool {
         let has_weights = self.weights.is_none_or(|weights| weights.len() >= self.rows.len());
         self.dim() == dim && self.problem.origin.len() == dim && has_weights
     }
 
-    /// How many steps of whole numbers make 1, so that few elements are cut off.
+    /// The steps of a code per unit, chosen so that few elements are clipped.
     pub(super) fn inverse<T: Real>(&self) -> f64 {
         let (dim, values) = (self.dim(), self.rows.reals::<T>().unwrap_or_default());
         let apart = |(x, centre): (&T, &f64)| (x.to_f64() - centre).abs();

@@ -1,4 +1,5 @@
-//! The launches of k-means++, and the memory that they share. Kernels run in the order of one stream.
+//! The launches of greedy k-means++ (Arthur & Vassilvitskii 2007), and the memory that they share.
+//! Kernels run in the order of one stream.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, LazyLock};
@@ -36,23 +37,24 @@ const CONSTANTS: [(&str, usize); 8] = [
     ("MOST_PAIRED", MOST_PAIRED),
 ];
 
-/// Rows whose shares are added up together.
+/// Rows of a part, whose shares are summed together.
 const SHARE_ROWS: usize = 128;
-/// Threads of a block that compares rows, and the most of its rows: a multiple of [`SHARE_ROWS`].
+/// Threads of a comparing block, and the maximum number of its rows: a multiple of [`SHARE_ROWS`].
 const SEED_THREADS: usize = 256;
 const BLOCK_ROWS: usize = 4096;
-/// Blocks that compare rows at the same time on a multiprocessor, at least, and of rows of up to so many bytes.
+/// Resident comparing blocks per multiprocessor, at least; for rows of up to `SHORT_BYTES` bytes,
+/// more.
 const RESIDENT: usize = 4;
 const RESIDENT_SHORT: usize = 6;
 const SHORT_BYTES: usize = 32;
-/// 2 + ⌊ln k⌋ is at most this.
+/// The maximum number of candidates of a step, 2 + ⌊ln k⌋.
 const MOST_CANDIDATES: usize = 24;
-/// Up to this many elements, rows are compared with every candidate.
+/// The maximum dimension for which rows are compared with all candidates, without codes.
 const MOST_PAIRED: usize = 16;
-/// Up to this many elements, sums of squares of 8 bits stay within 31.
+/// The maximum dimension for which sums of squared 8-bit codes stay within 31 bits.
 const MOST_DIM: usize = 1 << 14;
 
-/// Static shared memory of a block that compares rows, at most.
+/// The maximum static shared memory of a comparing block.
 const STATIC_BYTES: usize = 10 << 10;
 
 /// The same struct as in `kernels/seeding/shares.cuh`, which documents it.
@@ -71,7 +73,7 @@ pub(super) struct State {
     padding: u32,
 }
 
-/// Why steps ended, if they did.
+/// The reason why steps ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stop {
     GoingOn,
@@ -88,7 +90,7 @@ impl State {
         }
     }
 
-    /// The state in which steps go on, at another scale.
+    /// The state that continues steps at another scale.
     fn at_scale(self, scale: [f64; 2]) -> Self {
         Self { scale, largest: 0, stop: 0, scaled: self.chosen, is_owed: 0, ..self }
     }
@@ -125,7 +127,7 @@ struct Seeding {
     random: u64,
     count: u32,
     k: u32,
-    /// Rows of a block that compares them.
+    /// Rows of a comparing block.
     together: u32,
     blocks: u32,
 }
@@ -134,7 +136,7 @@ struct Seeding {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Bounds {
-    /// [`words`] for each row, in whole units of 32 rows.
+    /// [`words`] per row, in whole units of 32 rows.
     words: u64,
     /// `count` of i32, and of f32.
     squares: u64,
@@ -178,7 +180,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels, compiled and loaded by the first caller.
+    /// The kernels for such rows, compiled and loaded by the first caller.
     pub(super) fn get(
         gpu: &Gpu,
         kind: ElementKind,
@@ -214,7 +216,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Rows of a block that compares rows of so many bytes: all blocks run at the same time, if they have few rows.
+    /// Rows of a comparing block; for few rows, such that all blocks are resident.
     fn together(&self, rows: usize, row_bytes: usize) -> usize {
         let resident = if row_bytes <= SHORT_BYTES { RESIDENT_SHORT } else { RESIDENT };
         let rows = rows.div_ceil(self.multiprocessors * resident);
@@ -222,13 +224,13 @@ impl Kernels {
     }
 }
 
-/// Whether kernels choose among such rows, with this many candidates a step.
+/// Whether the kernels support seeding from such rows, with `drawn` candidates per step.
 pub(super) fn fits(rows: &Rows, drawn: usize, limits: Limits) -> bool {
     let of = (rows.matrix().kind(), rows.matrix().dim());
     rows.len() <= MOST_ROWS && suits(of, drawn, limits)
 }
 
-/// The same for rows of this kind and length, if there are not too many.
+/// The same for every moderate number of rows of this kind and dimension.
 pub(super) fn suits((kind, dim): (ElementKind, usize), drawn: usize, limits: Limits) -> bool {
     let has_bounds = limits.capability.0 >= 8
         && dim <= MOST_DIM
@@ -237,7 +239,7 @@ pub(super) fn suits((kind, dim): (ElementKind, usize), drawn: usize, limits: Lim
     are_real && (dim <= MOST_PAIRED || has_bounds)
 }
 
-/// Words of a row in whole numbers.
+/// 32-bit words of a row's codes.
 fn words(dim: usize) -> usize {
     dim.div_ceil(32) * 8
 }
@@ -247,23 +249,23 @@ fn bounds_bytes(dim: usize, drawn: usize) -> usize {
     drawn.next_multiple_of(8) * (words(dim) + 4) * 4 + SEED_THREADS * (drawn + 1) * 4
 }
 
-/// The state of steps on a device, with all buffers that they need.
+/// The state of the steps, with all buffers that they need.
 pub(super) struct Workspace<'a> {
     kernels: Arc<Kernels>,
     stream: Arc<CudaStream>,
     seeding: Seeding,
     bounds: Bounds,
-    /// The most candidates of a step.
+    /// The maximum number of candidates of a step.
     drawn: u32,
     state: Buffer,
     chosen: Buffer,
     _rows: &'a Buffer,
-    /// The memory behind the other addresses.
+    /// Owns the memory behind the other addresses.
     _kept: Vec<Buffer>,
 }
 
 impl<'r> Workspace<'r> {
-    /// Memory for steps after the first row, whose `random` numbers are given.
+    /// Allocates memory for the steps after the first row, with their `random` numbers.
     pub(super) fn new(
         device: &CudaDevice,
         kernels: Arc<Kernels>,
@@ -325,12 +327,12 @@ impl<'r> Workspace<'r> {
         Ok(steps)
     }
 
-    /// Whether rows are compared in whole numbers.
+    /// Whether rows are compared by codes first.
     pub(super) fn has_bounds(&self) -> bool {
         self.kernels.dim > MOST_PAIRED
     }
 
-    /// Rounds rows to whole numbers, so many in 1.
+    /// Quantises rows, with `inverse` steps per unit.
     pub(super) fn round(&mut self, inverse: f64) -> Result<()> {
         assert!(self.has_bounds());
         self.bounds.inverse = inverse;
@@ -347,7 +349,7 @@ impl<'r> Workspace<'r> {
         }
     }
 
-    /// Draws the candidates of a step, unless there is no next one: as many as `new` was told.
+    /// Draws the candidates of a step, unless steps have ended: as many as `new` was told.
     pub(super) fn draw(&self, drawn: &u32) -> Result<()> {
         assert_eq!(*drawn, self.drawn);
         let kernel = (&self.kernels.draw_candidates, ("draw_candidates", config(1, 1024, 0)));
@@ -362,7 +364,7 @@ impl<'r> Workspace<'r> {
         }
     }
 
-    /// Compares all rows with the first candidates.
+    /// Compares all rows with the first `drawn` candidates.
     pub(super) fn compare(&self, drawn: &u32) -> Result<()> {
         assert!((1..=self.drawn).contains(drawn));
         let candidates = *drawn as usize;
@@ -379,7 +381,7 @@ impl<'r> Workspace<'r> {
                 })
             }
         } else {
-            // Elements have 8 bytes at most.
+            // Elements have at most 8 bytes.
             let shared = candidates * self.kernels.dim * 8;
             let kernel = (&self.kernels.compare_pairs, ("compare_pairs", self.blocks(shared)));
             // SAFETY: `compare_pairs` takes (Seeding, u32 drawn), `SEED_THREADS` a block, with shared memory for
@@ -399,7 +401,7 @@ impl<'r> Workspace<'r> {
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
 
-    /// The largest weight times cost, once the best candidate of the last step was taken.
+    /// The largest weight times cost, after the best candidate of the last step was taken.
     pub(super) fn largest(&self) -> Result<f64> {
         // SAFETY: both take (Seeding), blocks of `SEED_THREADS` and any number of them, for `count` rows: the first
         // lowers costs by the distances from the candidate that was chosen last, and the second reads them after
@@ -411,7 +413,7 @@ impl<'r> Workspace<'r> {
         Ok(f64::from_bits(self.state()?.largest))
     }
 
-    /// Goes on with shares of another scale. Waits for all launches.
+    /// Continues with shares at another scale. Waits for all launches.
     pub(super) fn rescale(&mut self, scale: [f64; 2]) -> Result<()> {
         let state = self.state()?.at_scale(scale);
         sys::write(&self.stream, self.state.slice_mut(), &[state])?;
@@ -420,18 +422,18 @@ impl<'r> Workspace<'r> {
         unsafe { self.launch(&self.kernels.add_shares, ("add_shares", self.blocks(0))) }
     }
 
-    /// The rows that were chosen, the first so many.
+    /// The first `count` chosen rows.
     pub(super) fn chosen(&self, count: usize) -> Result<Vec<u32>> {
         let read = sys::read::<u32>(&self.stream, self.chosen.slice(), count);
         read.map_err(failed("cuMemcpyDtoHAsync"))
     }
 
-    /// The blocks that compare rows, with so much dynamic shared memory.
+    /// The grid of comparing kernels, with `shared` bytes of dynamic shared memory.
     fn blocks(&self, shared: usize) -> LaunchConfig {
         config(self.seeding.blocks as usize, SEED_THREADS, shared)
     }
 
-    /// A grid for kernels that take any.
+    /// A grid for kernels that support any grid.
     fn rows(&self) -> LaunchConfig {
         let most = self.kernels.multiprocessors * 8;
         config((self.seeding.count as usize).div_ceil(SEED_THREADS).min(most), SEED_THREADS, 0)
@@ -448,7 +450,7 @@ impl<'r> Workspace<'r> {
         unsafe { self.launch_more((function, kernel), |_, _| {}) }
     }
 
-    /// Launches a kernel, with the arguments that `add` gives it after the first.
+    /// Launches a kernel with [`Seeding`], and the arguments that `add` appends.
     ///
     /// # Safety
     /// - `function` is one of this workspace's kernels, and declares [`Seeding`] and then the parameters that
