@@ -1,13 +1,13 @@
-//! DBSCAN on a GPU, like the CPU's: a tree of boxes over tiles of near rows, counts that end at
-//! `min_points`, sets of core rows that are joined as they are found.
+//! DBSCAN (Ester et al. 1996) on a GPU, with the CPU's algorithm: a tree of bounding boxes over
+//! tiles of neighbouring rows, counts that stop at `min_points`, and a union-find structure of core
+//! rows.
 //!
-//! Rows are ordered by keys that take the bits of their coordinates in turn, and put into tiles. Nodes of
-//! the tree have 32 children, one for each lane of a warp. A warp compares 64 rows with a tile at a time:
-//! rows of f32 by fast sums whose error is bounded, and again by the definition where those do not
-//! decide. In many dimensions, and for bits, products on tensor cores come first, where the GPU has such: most pairs
-//! need nothing else.
+//! Rows are sorted by Z-order (Morton) keys, and put into tiles. Nodes of the tree have 32
+//! children, one for each lane of a warp. A warp compares 64 rows with a tile at a time: f32 rows
+//! by fast sums with an error bound, and by the definition where the bound does not decide. In many
+//! dimensions, and for bits, tensor-core products, if the GPU has them, filter the pairs first.
 //!
-//! Weights that have no common part of a sensible size are the CPU's, and so are more groups than there can be
+//! The CPU takes over if weights have no common unit that fits, or if there would be too many
 //! tiles.
 
 mod kernels;
@@ -36,7 +36,8 @@ use crate::matrix::{ElementKind, Real};
 use crate::metric::{Metric, Sum};
 use crate::rows::Rows;
 
-/// The most tiles: slots and parts of tiles are numbers of 32 bits, and cursors have 26 for a tile.
+/// The maximum number of tiles: slots and parts of tiles are 32-bit numbers, and cursors have 26
+/// bits for a tile.
 const MOST_TILES: u32 = 1 << 25;
 
 impl DbscanDevice for CudaDevice {
@@ -51,7 +52,7 @@ impl DbscanDevice for CudaDevice {
         let of_weight = if input.weights.is_some() { size_of::<Weight>() } else { 0 };
         let of_direction = if is_direction { size_of::<DirectionOnDevice>() } else { 0 };
         let _reserved =
-            job.reserve("weights and directions", input.rows.len() * (of_weight + of_direction))?;
+            job.reserve("weights and row norms", input.rows.len() * (of_weight + of_direction))?;
         let (weights, enough) = match input.weights {
             None => (Vec::new(), u128::from(input.min_points).into()),
             Some(weights) => match parts_of(weights, input.min_points) {
@@ -72,7 +73,7 @@ impl DbscanDevice for CudaDevice {
     }
 }
 
-/// Elements of a row as the device counts them: bits are words of 32.
+/// Elements of a row on the device, where bits are words of 32.
 fn device_dim(kind: ElementKind, width: usize) -> usize {
     if kind == ElementKind::Bits { width * kind.bytes() / 4 } else { width }
 }
@@ -120,7 +121,7 @@ fn components(
     workspace.attach(job)?;
     let end = gpu.timestamp()?;
     let per_row = size_of::<bool>() + size_of::<u32>() + size_of::<u8>();
-    let _reserved = job.reserve("clusters of rows", count * per_row)?;
+    let _reserved = job.reserve("cluster labels", count * per_row)?;
     let (core, first) = workspace.found(gpu, job)?;
     let done = workspace.progress()?;
     let work = Work {
@@ -135,7 +136,7 @@ fn components(
     Ok(Components { core, first, work })
 }
 
-/// The directions of rows, if the metric compares those.
+/// The directions of rows, if the metric compares directions.
 fn directions(rows: &Rows, within: Within) -> Vec<DirectionOnDevice> {
     if within.metric().sum() != Sum::Products {
         return Vec::new();
@@ -152,7 +153,7 @@ fn directions(rows: &Rows, within: Within) -> Vec<DirectionOnDevice> {
     narrow.or_else(of_wide).unwrap_or_default()
 }
 
-/// What sums of rows of `dim` dimensions, and bounds on them, are compared with.
+/// The thresholds of sums over `dim` dimensions, and of bounds on them.
 fn bounds(
     within: Within,
     dim: usize,
@@ -162,12 +163,13 @@ fn bounds(
     let limit = within.limit();
     let (sure, may) = match kind {
         ElementKind::F64 => within.limits_of_f64(dim),
-        // Shares of bits, divided approximately. None is more than 1, and 0 times a bound should be 0.
+        // Shares of bits are divided approximately. No share exceeds 1, so the limit is capped: a
+        // finite threshold keeps 0 times it defined.
         ElementKind::Bits | ElementKind::Sets => (limit.min(2.0) - 1e-5, limit.min(2.0) + 1e-5),
         ElementKind::F32 if directions.iter().all(|of| within.fits_f32(of.inverse)) => {
             within.limits_of_f32(dim)
         }
-        // Nothing is certain, and not even an infinite sum is at most the first.
+        // No pair is certain: NaN admits none to the lower threshold, and no sum exceeds infinity.
         ElementKind::F32 => (f64::NAN, f64::INFINITY),
     };
     let covers = kind == ElementKind::Bits || elements <= spec.coordinates();

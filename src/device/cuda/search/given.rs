@@ -1,4 +1,4 @@
-//! Vectors and directions that the definition of a distance reads besides the rows that are searched.
+//! Values that the definition of a distance reads besides panels: directions, and vectors as given.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,12 +14,12 @@ use crate::job::Job;
 use crate::metric::Direction;
 use crate::rows::Rows;
 
-/// The directions of rows of f32, and behind them the vectors as they were given, if others are searched.
+/// The directions of f32 rows and, if the search uses other vectors, then the vectors as given.
 pub(super) struct Given {
     pub(super) buffer: Buffer,
     pub(super) rows: usize,
     pub(super) has_vectors: bool,
-    /// Passes when all is there.
+    /// Completes when all values have arrived.
     pub(super) ready: CudaEvent,
     transfer: Mutex<Option<Transfer>>,
 }
@@ -32,10 +32,10 @@ impl Given {
         job: &Job,
     ) -> Result<Self> {
         let CudaDevice { gpu, memory, .. } = device;
-        // Values of f32 are neither so large nor so small.
+        // The unit differs from 1 only for magnitudes beyond f32.
         assert!(directions.iter().all(|of| of.unit == 1.0));
         let bytes = directions.len() * DIRECTION_BYTES;
-        let _reserved = job.reserve("directions of rows", bytes)?;
+        let _reserved = job.reserve("row norms", bytes)?;
         let sent: Vec<f64> = directions.iter().flat_map(|of| [of.mean, of.inverse]).collect();
         let (given, has_vectors) = (rows.as_given(), !rows.are_as_given());
         let vectors: &[u8] = if has_vectors { bytes_of(&given)? } else { &[] };
@@ -47,7 +47,7 @@ impl Given {
         Ok(Self { buffer, rows: directions.len(), has_vectors, ready, transfer })
     }
 
-    /// The transfer that made it; the first caller gets it.
+    /// The transfer of these values; only the first caller gets it.
     pub(super) fn take_transfer(&self) -> Option<Transfer> {
         self.transfer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -1,5 +1,5 @@
-//! Greedy k-means++ on rows that are on a GPU: steps are queued ahead, and the host looks at them now and
-//! then.
+//! Greedy k-means++ (Arthur & Vassilvitskii 2007) on rows on a GPU: steps are queued ahead, and the
+//! host checks the state now and then.
 
 mod input;
 mod launch;
@@ -20,11 +20,11 @@ use crate::metric::Metric;
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// Pairs times elements between two looks at the device, and the most steps.
+/// Pairs × elements between two checks of the state, and the maximum number of steps.
 const UNSEEN: usize = 1 << 35;
 const MOST_STEPS: usize = 64;
 
-/// Whether a device chooses more than one of such rows.
+/// Whether a device supports seeding `k` > 1 centroids from such rows.
 pub(super) fn can_seed(device: &CudaDevice, rows: &Rows, k: usize) -> bool {
     k > 1 && launch::fits(rows, candidates(k), device.gpu.limits)
 }
@@ -40,8 +40,8 @@ pub(super) fn warm(
     }
 }
 
-/// The centroids that [`seed`](crate::device::KMeansSession::seed) chooses among rows that may have weights, and that
-/// may have been sent; the rows on the device, and the work.
+/// The centroids that [`seed`](crate::device::KMeansSession::seed) chooses among rows, which may
+/// have weights and may be on the device already; also the rows on the device, and the work.
 pub(super) fn choose<T: Real>(
     device: &CudaDevice,
     (rows, sent): (&Rows, Option<Buffer>),
@@ -63,7 +63,7 @@ pub(super) fn choose<T: Real>(
     Ok((chosen.iter().flat_map(row).copied().collect(), uploaded, work))
 }
 
-/// The rows that are chosen, and how long kernels ran.
+/// The chosen rows, and the time that kernels ran.
 fn plus_plus<T: Real>(
     device: &CudaDevice,
     input: &Input<'_>,
@@ -75,7 +75,7 @@ fn plus_plus<T: Real>(
     let first = shares.draw_first(random.bits());
     let drawn = candidates(k);
     let _reserved =
-        job.reserve("random numbers of k-means++", (k - 1) * drawn * size_of::<u64>())?;
+        job.reserve("random numbers for k-means++", (k - 1) * drawn * size_of::<u64>())?;
     let random: Vec<u64> = (0..(k - 1) * drawn).map(|_| random.bits()).collect();
     let begin = device.gpu.timestamp()?;
     let kernels = Kernels::get(&device.gpu, input.rows.matrix().kind(), input.metric, input.dim())?;
@@ -107,7 +107,7 @@ fn plus_plus<T: Real>(
     };
     let mut chosen = steps.chosen(state.chosen as usize)?;
     let time = elapsed(&begin, &device.gpu.timestamp()?)?;
-    // Nothing has a share any more: the first candidate of a step is as good as any.
+    // No row has a share any more, so the first candidate of each step is as good as any.
     let others = random.chunks_exact(drawn as usize).skip(chosen.len() - 1);
     chosen.extend(others.map(|random| shares.draw_any(random[0])));
     Ok((chosen, time))
