@@ -19,7 +19,7 @@ use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 
 use crate::support::{
-    Kind, SetKind, exact_of_pair, exact_oracle, matrix_bits, matrix_f32, matrix_f64,
+    Kind, SetKind, all_trials, exact_of_pair, exact_oracle, matrix_bits, matrix_f32, matrix_f64,
 };
 use crate::{Check, Test};
 
@@ -124,7 +124,7 @@ fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Fai
 /// Tables of many sections, and buckets from one row to nearly all.
 fn many_rows(device: &AnyDevice, family: Family) -> Result<(), Failed> {
     let metric = if family == Family::Bits { Metric::Hamming } else { Metric::L2 };
-    let (rows, asked, dim) = (20_000, 40, 6);
+    let (rows, asked, dim) = (if all_trials() { 20_000 } else { 9000 }, 40, 6);
     for (i, (tables, hashes)) in [(3, 1), (5, 4), (2, 18), (3, 70)].into_iter().enumerate() {
         let make = |seed: u64, rows: usize| match family {
             Family::Bits => matrix_bits(seed, rows, 96),
