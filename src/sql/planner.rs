@@ -18,7 +18,9 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner};
 use datafusion::sql::sqlparser::ast;
 
-use super::call::{Arguments, Function, from_expr, is_table_function, resolve_in, table_by_name};
+use super::call::{
+    Arguments, Function, LISTING, from_expr, is_table_function, resolve_in, table_by_name,
+};
 use super::functions::{self, family};
 use super::options::{InputOrder, NeighborsOptions};
 use super::sealed::{Sealed, seal};
@@ -91,7 +93,7 @@ fn last_name(name: &ast::ObjectName) -> Option<String> {
 /// The function of this crate that a misspelt name probably means.
 fn misspelt(name: &ast::ObjectName, context: &dyn RelationPlannerContext) -> Option<&'static str> {
     let name = last_name(name).filter(|name| functions::find(name).is_none())?;
-    let names = functions::TABLE.iter().map(|function| function.signature.name);
+    let names = functions::TABLE.iter().map(|function| function.signature.name).chain([LISTING]);
     let edits = |known: &str| match known.starts_with(&name) && name.len() > 2 {
         true => 1,
         false => levenshtein(known, &name),

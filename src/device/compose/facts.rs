@@ -215,8 +215,8 @@ impl Filter {
             return true;
         }
         if self.is_definition() {
-            // For `l2`: no square underflows or overflows.
-            return step >= -500 && both.largest() < 1e150;
+            // For `l2`: no square underflows, and no sum of 2^32 of them overflows.
+            return step >= -500 && both.largest() < 1e148;
         }
         // Sums must be representable, too.
         let (bits, steps) = match self.kind {

@@ -291,10 +291,12 @@ pub(in crate::device::cuda) fn nvrtc_build() -> Result<&'static str> {
 /// system tells.
 fn file_of_nvrtc() -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let path = maps.lines().find_map(|line| {
+    let mut paths = maps.lines().filter_map(|line| {
         let path = &line[line.find('/')?..];
         path.rsplit('/').next()?.starts_with("libnvrtc.so").then_some(path)
-    })?;
+    });
+    // Of two compilers in the process, which one is used does not show here.
+    let path = paths.next().filter(|path| paths.all(|other| other == *path))?;
     let file = std::fs::metadata(path).ok()?;
     let time = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
     Some(format!("{} {}", file.len(), time.as_nanos()))
