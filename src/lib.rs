@@ -52,6 +52,8 @@
 //! | `kmeans`, `kmeans_centroids` | [`KMeansExt`] | [`kmeans()`] | [`KMeans`] |
 //! | `dbscan` | [`DbscanExt`] | [`dbscan()`] | [`Dbscan`] |
 //!
+//! `lsh_buckets` and tables `STORED AS LSH` are there in SQL only.
+//!
 //! Parameters are built from what is required, `KnnExact::k(10)` or `Dbscan::eps(0.3)`, and methods
 //! for what differs from the defaults: [`KnnExact::metric`], [`KnnExact::vector`] for a column of
 //! vectors, [`KnnExact::dimensions`] for numeric columns as dimensions, [`KMeans::seed`] and so on.
