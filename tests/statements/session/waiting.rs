@@ -408,9 +408,10 @@ async fn phases() -> Result<(), Failed> {
 /// Metrics show the progress of k-means while it runs.
 async fn progress() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new().with_target_partitions(2))?;
-    table(&ctx, "p", 20_000, 6, 1, 100_000)?;
+    // Rounds that take far longer than the time between two looks.
+    table(&ctx, "p", 200_000, 24, 1, 100_000)?;
     ctx.sql("SET neighbors.device = 'cpu'").await?.collect().await?;
-    let sql = "SELECT * FROM kmeans(p, k => 50, max_iterations => 60, tolerance => 0)";
+    let sql = "SELECT * FROM kmeans(p, k => 100, max_iterations => 12, tolerance => 0)";
     let plan = ctx.sql(sql).await?.create_physical_plan().await?;
     let exec = operator(&plan, "KMeansExec").ok_or("a plan without KMeansExec")?;
     let done = || {
