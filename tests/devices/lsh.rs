@@ -230,7 +230,7 @@ fn check(
     )
 }
 
-/// What the definition gives, for lists of any length up to some.
+/// Neighbours by the definition for lists of up to `k`, with the sizes of the tables.
 struct Wanted {
     metric: Metric,
     lists: Vec<Vec<(u32, f64)>>,
