@@ -2,7 +2,7 @@
 
 #include "dbscan/order.cuh"
 #include "dbscan/tiles.cuh"
-#include "dbscan/halves.cuh"
+#include "dbscan/fp16.cuh"
 #include "dbscan/count.cuh"
 #include "dbscan/link.cuh"
 #include "dbscan/attach.cuh"

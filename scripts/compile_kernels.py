@@ -31,7 +31,8 @@ OF_KMEANS = [
     ("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025]),
     ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33, 128, 384, 1025]),
 ]
-BY_GROUPS = [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 11, 33, 96, 128, 300, 384, 634]), ("F64", ["SQEUCLIDEAN"], [8, 128])]
+BY_WARPGROUPS = [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 11, 33, 96, 128, 300, 384, 634]),
+                 ("F64", ["SQEUCLIDEAN"], [8, 128])]
 
 # For each module: element types, their metrics, and dims; and the kernels that are there.
 # Of a search, dims are run-time, odd, and the largest that is unrolled; of k-means, the ones around
@@ -61,12 +62,12 @@ MODULES = {
          "merge_hits_16", "merge_hits_32", "merge_hits_by_warp", "merge_hits_by_block"],
     ),
     # The filter; dims are steps of 32 bytes. See `Form` in src/device/cuda/search/filter/form.rs.
-    "products.cu": ([("F32", ["L2"], [1, 2, 3, 4, 5, 6, 7, 8, 9])], ["filter"]),
-    "wide_products.cu": (
+    "filter_sm90_narrow.cu": ([("F32", ["L2"], [1, 2, 3, 4, 5, 6, 7, 8, 9])], ["filter"]),
+    "filter_sm90_wide.cu": (
         [("F32", ["L2"], [10, 25, 40, 61, 100]), ("BITS", ["HAMMING"], [1, 2, 3, 4, 5, 9, 100])],
         ["filter"],
     ),
-    "warp_products.cu": (
+    "filter_sm80.cu": (
         [("F32", ["L2"], [1, 2, 3, 9, 25, 100]), ("BITS", ["HAMMING"], [1, 2, 3, 9, 100])],
         ["filter"],
     ),
@@ -94,35 +95,36 @@ MODULES = {
     "kmeans.cu": (
         OF_KMEANS,
         ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "copy_labels", "costs", "list_rows",
-         "list_centroids", "assign_first", "assign_near", "assign_last", "sort_count", "add_up", "sort_move", "round_rows",
+         "sort_centroids", "assign_first", "assign_sort_means", "assign_last", "sort_count", "add_up", "sort_move", "round_rows",
          "measure_rows", "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates",
          "name_nearest", "settle"],
     ),
-    "kmeans_blocks.cu": (
+    "kmeans_batched.cu": (
         [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33]), ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 32])],
-        ["cluster_groups", "finish_groups"],
+        ["cluster_batched", "finish_batched"],
     ),
-    "kmeans_groups.cu": (BY_GROUPS, ["find_by_groups", "candidates_by_groups"]),
+    "kmeans_sm90.cu": (BY_WARPGROUPS, ["warpgroup_find", "warpgroup_candidates"]),
 }
 
 
 # Modules with instructions that one architecture alone has, and those that the first lacks.
-FOR_ONE = dict.fromkeys(["products.cu", "wide_products.cu", "kmeans_groups.cu"], "sm_90")
+PRODUCTS = ["filter_sm90_narrow.cu", "filter_sm90_wide.cu", "filter_sm80.cu"]
+FOR_ONE = dict.fromkeys(["filter_sm90_narrow.cu", "filter_sm90_wide.cu", "kmeans_sm90.cu"], "sm_90")
 LIKE_SM_80 = ["sm_86", "sm_89", "sm_100", "sm_120"]
-NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "warp_products.cu"]
+NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "filter_sm80.cu"]
 
 
 def shape(module, element, steps):
     """The parameters of a filter for rows of so many steps, as `Form` has them; for single warps, where a
     block has 99 KiB of shared memory."""
     room = 216 << 10
-    if module == "products.cu":
+    if module == "filter_sm90_narrow.cu":
         tile = 128 if steps <= 2 else 256
-        groups = {1: 7, 2: 6}.get(steps, 3)
+        warpgroups = {1: 7, 2: 6}.get(steps, 3)
         stages = min(room // (tile * steps * 32), 8)
-        return [f"-DTILE={tile}u", f"-DGROUPS={groups}u", f"-DSTAGES={stages}u"]
+        return [f"-DTILE={tile}u", f"-DWARPGROUPS={warpgroups}u", f"-DSTAGES={stages}u"]
     is_bits = element == "BITS"
-    if module == "warp_products.cu":
+    if module == "filter_sm80.cu":
         log = (steps - 1).bit_length() if steps <= 4 else 1
         asked, panel = 128 * 32 * (-(-steps >> log) << log), 128 * 32 << log
         room = lambda blocks: ((99 + 1 << 10) // blocks) - 1024
@@ -132,27 +134,27 @@ def shape(module, element, steps):
         return [f"-DOF_BITS={int(is_bits)}", f"-DRESIDENT={stays}", f"-DLOG={log}",
                 f"-DSTAGES={min(fitting(stays, blocks), 4)}u", f"-DBLOCKS={blocks}"]
     log = 2 if is_bits and steps > 2 else 1
-    tile, groups = (128, 4) if is_bits else (256, 2)
+    tile, warpgroups = (128, 4) if is_bits else (256, 2)
     stored = -(-steps >> log) << log
-    panel, asked = tile * 32 << log, groups * 64 * 32
-    held = is_bits and steps <= 4
-    stays = not held and asked * stored + 4 * panel <= room
-    stage = panel + (0 if held or stays else asked << log)
+    panel, asked = tile * 32 << log, warpgroups * 64 * 32
+    in_registers = is_bits and steps <= 4
+    stays = not in_registers and asked * stored + 4 * panel <= room
+    stage = panel + (0 if in_registers or stays else asked << log)
     stages = min((room - (asked * stored if stays else 0)) // stage, 9)
-    cluster = 1 if held or stays else 2
-    return [f"-DOF_BITS={int(is_bits)}", f"-DHELD={int(held)}", f"-DRESIDENT={int(stays)}",
-            f"-DTILE={tile}u", f"-DGROUPS={groups}u", f"-DSTAGES={stages}u", f"-DLOG={log}",
+    cluster = 1 if in_registers or stays else 2
+    return [f"-DOF_BITS={int(is_bits)}", f"-DIN_REGISTERS={int(in_registers)}", f"-DRESIDENT={int(stays)}",
+            f"-DTILE={tile}u", f"-DWARPGROUPS={warpgroups}u", f"-DSTAGES={stages}u", f"-DLOG={log}",
             f"-DCLUSTER={cluster}"]
 
 
-def images(dim, arch):
-    """The parameters of k-means, as `Images` in src/device/cuda/kmeans/images.rs has them."""
+def swizzled_tiles(dim, arch):
+    """The parameters of k-means, as `SwizzledTiles` in src/device/cuda/kmeans/swizzled_tiles.rs has them."""
     steps = -(-(dim + 6) // 16)
     for buffers in (2, 1) if arch == "sm_90" else ():
         stages = min(((226 << 10) - buffers * 128 * steps * 32) // (256 * 64), 9)
         if stages >= 4:
-            return [f"-DGROUP_STEPS={steps}u", f"-DGROUP_STAGES={stages}u", f"-DGROUP_BUFFERS={buffers}u"]
-    return ["-DGROUP_STEPS=0u", "-DGROUP_STAGES=0u", "-DGROUP_BUFFERS=0u"]
+            return [f"-DWARPGROUP_STEPS={steps}u", f"-DWARPGROUP_STAGES={stages}u", f"-DWARPGROUP_BUFFERS={buffers}u"]
+    return ["-DWARPGROUP_STEPS=0u", "-DWARPGROUP_STAGES=0u", "-DWARPGROUP_BUFFERS=0u"]
 
 
 def options():
@@ -196,7 +198,7 @@ def with_layouts(sources):
     """The sources of all modules, with assertions of the layouts of the structs that they declare."""
     found, checked, asserted = layouts(), {}, set()
     for module, text in sources.items():
-        family = "filter" if "products" in module else family_of(module)
+        family = family_of(module)
         declared = {name for name in found[family] if re.search(rf"^struct {name} \{{", text, re.M)}
         asserted |= {(family, name) for name in declared}
         checked[module] = text + "".join(found[family][name] for name in sorted(declared))
@@ -318,12 +320,13 @@ def main():
                 # With weights, whatever else: rows of odd dimension have them here.
                 defines.append(f"-DWEIGHTED={dim % 2}")
                 defines.append(f"-DFILTERED={int(dim == 0 and arch != ARCHS[0] and metric != 'L1')}")
-            if "products" in module:
+            if module in PRODUCTS:
                 defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, element, dim)
             if module.startswith("kmeans"):
                 # With weights, whatever else: rows of odd dimension have them here.
-                defines += [f"-DWEIGHTED={dim % 2}"] + images(dim, arch)
-            defines += constants.get(family_of(module), [])
+                defines += [f"-DWEIGHTED={dim % 2}"] + swizzled_tiles(dim, arch)
+            if module not in PRODUCTS:
+                defines += constants[family_of(module)]
             exact = arch + "a" if module in FOR_ONE else arch
             name = (arch, module, element, metric, dim)
             tasks.append((name, entries, sources[module], common + [f"-arch={exact}"] + defines))
@@ -333,7 +336,7 @@ def main():
             is_bad = cubin is None or bool(log) or bool(missing)
             failures += is_bad
             size = len(cubin) if cubin else 0
-            print(f"{arch:7} {module:16} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
+            print(f"{arch:7} {module:21} {element:5} {metric:14} dim {dim:3} {size:8} bytes {seconds:5.2f} s"
                   + (f"  FAILED\n{log}\n{' '.join(missing)}" if is_bad else ""), flush=True)
             if cubin and arguments.keep:
                 arguments.keep.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@
 // Bits. Bits that both rows have are counted. Hamming distances are exact; Jaccard distances are recomputed
 // near eps.
 
-#include "common/mma.cuh"
+#include "common/sm80_mma.cuh"
 #include "dbscan/blocks.cuh"
 
 // The sums of 64 query rows by 64 rows of a tile: a lane has four by eight fragments of 16 by 8 rows, with
@@ -36,7 +36,7 @@ struct Judged {
 
     Judged() = default;
     __device__ __forceinline__ Judged(const Dbscan& all, u64 slot) {
-        if constexpr (HAS_HALVES) {
+        if constexpr (HAS_FP16) {
             const float2 of = *reinterpret_cast<const float2*>(all.products.rounded + slot);
             square = of.x;
             scale = of.y;
@@ -50,7 +50,7 @@ struct Judge {
     u32 bits, most;
 
     __device__ __forceinline__ Judge(const Dbscan& all, const Query& query, u32 row, float2 others) {
-        if constexpr (HAS_HALVES) {
+        if constexpr (HAS_FP16) {
             const Rounded& of = query.rounded[row];
             const float lost = (2 * LOST * all.products.count + BESIDES) * UNIT;
             const float slack = __fmul_ru(lost, __fadd_ru(of.square, others.y));
@@ -69,7 +69,7 @@ struct Judge {
     }
     // Whether a pair is within `limit`, one of the two thresholds.
     __device__ __forceinline__ bool holds(Product product, const Judged& other, float limit) const {
-        if constexpr (HAS_HALVES) {
+        if constexpr (HAS_FP16) {
             return __fmaf_rn(__fmul_rn(product, other.scale), factor, other.square) <= limit;
         } else if constexpr (SUM == DIFFERENT_BITS) {
             return bits + other.bits - 2 * product <= most;
@@ -81,26 +81,26 @@ struct Judge {
 };
 
 // The products of a query's first `count` wanted rows with a tile's rows. Each lane of four takes 16 bytes of
-// every strip, the same elements in both operands.
+// every slice, the same elements in both operands.
 __device__ __forceinline__ void multiply(
     const Dbscan& all, u32 tile, u32 count, const Query& query, Grid& sums) {
-    const u32 lane = Warp::rank(), strips = all.products.count;
-    const uint4* first = all.products.strips + lane % 4;
+    const u32 lane = Warp::rank(), slices = all.products.count;
+    const uint4* first = all.products.slices + lane % 4;
     const uint4* own[8];
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
-        own[i] = first + (u64)query.slots[query.wanted[min(i * 8 + lane / 4, count - 1)]] * strips * 4;
+        own[i] = first + (u64)query.slots[query.wanted[min(i * 8 + lane / 4, count - 1)]] * slices * 4;
     }
-    const uint4* others = first + ((u64)tile * TILE + lane / 4) * strips * 4;
+    const uint4* others = first + ((u64)tile * TILE + lane / 4) * slices * 4;
 #pragma unroll
     for (u32 i = 0; i < 128; i++) sums[i / 32][i / 4 % 8][i % 4] = 0;
-    for (u32 strip = 0; strip < strips; strip++) {
+    for (u32 slice = 0; slice < slices; slice++) {
         // All loads are issued before the first is used.
         uint4 x[8], y[8];
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) x[i] = __ldg(own[i] + strip * 4);
+        for (u32 i = 0; i < 8; i++) x[i] = __ldg(own[i] + slice * 4);
 #pragma unroll
-        for (u32 j = 0; j < 8; j++) y[j] = __ldg(others + (j * 8 * strips + strip) * 4);
+        for (u32 j = 0; j < 8; j++) y[j] = __ldg(others + (j * 8 * slices + slice) * 4);
 #pragma unroll
         for (u32 i = 0; i < 8; i += 2) {
             if (i * 8 >= count) continue;
@@ -121,7 +121,7 @@ __device__ __noinline__ u32 judge(const Dbscan& all, u32 tile, u32 count, u64 ot
     multiply(all, tile, count, query, sums);
     const u32 lane = Warp::rank(), column = lane % 4 * 2;
     float2 most = {0, 0};
-    if constexpr (HAS_HALVES) most = all.products.most[tile];
+    if constexpr (HAS_FP16) most = all.products.most[tile];
     const auto judge_of = [&](u32 place) {
         return Judge(all, query, query.wanted[min(place, count - 1)], most);
     };

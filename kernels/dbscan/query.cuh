@@ -23,7 +23,7 @@ struct Query {
     u32 slots[TILE];  // NONE if there is no row
     Real inverses[IS_DIRECTION ? TILE : 1];
     u32 bits[HAS_BITS ? TILE : 1];
-    Rounded rounded[HAS_HALVES ? TILE : 1];
+    Rounded rounded[HAS_FP16 ? TILE : 1];
     // Coordinates, rounded down and up; the bounding boxes of every FEW rows, and of all rows.
     float lows[COORDINATES][TILE], highs[ARE_EXACT ? 1 : COORDINATES][TILE];
     float few_lows[COORDINATES][TILE / FEW], few_highs[COORDINATES][TILE / FEW];
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load(const Dbscan& all, const u32 (&slots)[2], Q
         if (slot == NONE) continue;
         if constexpr (IS_DIRECTION) query.inverses[row] = all.inverses[slot];
         if constexpr (HAS_BITS) query.bits[row] = all.bits[slot];
-        if constexpr (HAS_HALVES) query.rounded[row] = all.products.rounded[slot];
+        if constexpr (HAS_FP16) query.rounded[row] = all.products.rounded[slot];
         if constexpr (DIM != 0) {
             const Chunk* from = all.chunks + (u64)(slot / TILE) * CHUNKS * TILE + slot % TILE;
 #pragma unroll

@@ -30,8 +30,8 @@ constexpr u32 COORDINATES = ELEMENT == BITS ? 1 : DIM == 0 || DIM > 16 ? 16 : DI
 constexpr bool IS_DIRECTION = SUM == PRODUCTS;
 
 // Whether tensor-core products filter pairs: the host defines FILTERED if the device has them and the
-// dimension is given at run time. HAS_HALVES: numbers are then fp16.
-constexpr bool IS_FILTERED = FILTERED, HAS_HALVES = IS_FILTERED && ELEMENT != BITS;
+// dimension is given at run time. HAS_FP16: numbers are then fp16.
+constexpr bool IS_FILTERED = FILTERED, HAS_FP16 = IS_FILTERED && ELEMENT != BITS;
 static_assert(!IS_FILTERED || (DIM == 0 && SUM != ABSOLUTE), "rows that products can compare");
 
 // Whether the comparison reads the number of set bits of each row.
@@ -57,13 +57,13 @@ struct Rounded {
 
 // The operands of tensor-core products.
 struct Products {
-    uint4* strips;         // by slot, `count` strips of 64 bytes: fp16 numbers, or bits
+    uint4* slices;         // by slot, `count` slices of 64 bytes: fp16 numbers, or bits
     Rounded* rounded;      // by slot
     float2* most;          // by tile: the largest error and square of its rows
     const double* centre;  // by dimension
     double unit;           // one over a unit: a power of two
     float surely, maybe;   // distances up to `surely` are within eps, distances above `maybe` are not
-    u32 count, unused;     // strips of a row
+    u32 count, unused;     // slices of a row
 };
 
 // Counters of the work done, and of the items that a stage has left.

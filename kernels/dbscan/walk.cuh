@@ -17,7 +17,7 @@ __device__ __forceinline__ u32 walk(
     const Dbscan& all, const Stage& stage, u32 from, u32 to, Work& work, Visitor& visitor) {
     if (from >= to) return to;
     u32 enter[LEVELS], whole[LEVELS], parents[LEVELS] = {}, level = 0;
-    const auto look = [&] {
+    const auto test_nodes = [&] {
         const u32 parent = parents[level], node = parent * 32 + Warp::rank();
         const u64 start = (u64)node << 5 * level, next = (u64)(node + 1) << 5 * level;
         const u64 end = next < all.tile_count ? next : all.tile_count;
@@ -34,7 +34,7 @@ __device__ __forceinline__ u32 walk(
     while (from >> 5 * (level + 1) != (to - 1) >> 5 * (level + 1)) level++;
     const u32 top = level;
     parents[level] = from >> 5 * (level + 1);
-    look();
+    test_nodes();
     for (;;) {
         const u32 both = enter[level] | whole[level];
         if (both == 0) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ u32 walk(
             enter[level] ^= bit;
             level--;
             parents[level] = node;
-            look();
+            test_nodes();
             continue;
         } else {
             enter[level] ^= bit;

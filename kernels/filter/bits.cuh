@@ -8,7 +8,7 @@
 // bits, s being 1/2 for Hamming. Rows are sorted by their set bits, so that m is near b(x): in windows that start with
 // FIRST_WINDOW panels and double up to WINDOW panels.
 
-#include "filter/image.cuh"
+#include "filter/swizzled_tile.cuh"
 #include "filter/least.cuh"
 #include "filter/state.cuh"
 #include "search/lists.cuh"
@@ -18,7 +18,7 @@ struct BitPack {
     u32 rows, dim;         // rows; words of a row in a panel
     u32 panels, stride;    // of the base
     u32 pitch;             // words of a row in row-major order
-    u32 steps, log, tile;  // steps in a row, as it is stored; see `image_offset`; rows of a tile, or 0
+    u32 steps, log, tile;  // steps in a row, as it is stored; see `swizzled_offset`; rows of a tile, or 0
 };
 
 __host__ __device__ constexpr u32 log_2(u32 power) { return power > 1 ? 1 + log_2(power / 2) : 0; }
@@ -69,11 +69,11 @@ extern "C" __global__ __launch_bounds__(1024) void sort_rows(const u32* __restri
 __device__ __forceinline__ u64 place_of(const BitPack& pack, u64 row, u32 word) {
     if (pack.tile == 0) return row * (pack.steps * 32) + word * 4;
     return row / pack.tile * pack.tile * (pack.steps * 32) +
-           image_offset(pack.steps, pack.log, pack.tile, row % pack.tile, word * 2);
+           swizzled_offset(pack.steps, pack.log, pack.tile, row % pack.tile, word * 2);
 }
 
 // Writes a row, or zeros, to its place in swizzled tiles, and a row also in row-major order.
-__device__ __forceinline__ void pack_row(const u32* row, unsigned char* images, u32* rows, u64 at,
+__device__ __forceinline__ void pack_row(const u32* row, unsigned char* tiles, u32* rows, u64 at,
                                          const BitPack& pack) {
     const u32 all = max(pack.steps * 8, pack.pitch);
     for (u32 start = 0; start < all; start += 4) {
@@ -84,27 +84,27 @@ __device__ __forceinline__ void pack_row(const u32* row, unsigned char* images, 
         }
         const uint4 four = make_uint4(words[0], words[1], words[2], words[3]);
         if (row && start < pack.pitch) *(uint4*)(rows + at * pack.pitch + start) = four;
-        if (start < pack.steps * 8) *(uint4*)(images + place_of(pack, at, start)) = four;
+        if (start < pack.steps * 8) *(uint4*)(tiles + place_of(pack, at, start)) = four;
     }
 }
 
 // Packs base rows in their sorted order. A block per panel of the swizzled tiles, a thread per row.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_base(const u32* __restrict__ base,
                                                               const u32* __restrict__ order,
-                                                              unsigned char* __restrict__ images,
+                                                              unsigned char* __restrict__ tiles,
                                                               u32* __restrict__ rows, BitPack pack) {
     const u32 position = blockIdx.x * PANEL + threadIdx.x;
-    pack_row(row_of(base, pack, order[position]), images, rows, position, pack);
+    pack_row(row_of(base, pack, order[position]), tiles, rows, position, pack);
 }
 
 // Packs queries, from their panels. A thread per row, padding included.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
-    const u32* __restrict__ queries, unsigned char* __restrict__ images, u32* __restrict__ rows,
+    const u32* __restrict__ queries, unsigned char* __restrict__ tiles, u32* __restrict__ rows,
     u32* __restrict__ asked, Least* __restrict__ thresholds, BitPack pack) {
     const u32 query = blockIdx.x * PANEL + threadIdx.x;
     const u32* from = queries + (u64)blockIdx.x * pack.dim * PANEL + threadIdx.x;
     const u32* row = query < pack.rows ? from : nullptr;
-    pack_row(row, images, rows, query, pack);
+    pack_row(row, tiles, rows, query, pack);
     thresholds[query] = Least::unreachable();
     if (row) asked[query] = bits_of(row, pack);
 }
@@ -114,7 +114,7 @@ extern "C" __global__ __launch_bounds__(256) void set_thresholds(
     const Reach* __restrict__ reaches, const u32* __restrict__ asked, Least* __restrict__ thresholds,
     u32* __restrict__ counts, u32* state, BitPack pack) {
     const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
-    if (query == 0) state[CROWDED] = state[COUNTED] = 0;
+    if (query == 0) state[OVERFLOWED] = state[COUNTED] = 0;
     if (query >= pack.rows) return;
     const double bits = asked[query], most = pack.dim * 32.0, reach = reaches[query];
     Least least = Least::unreachable();

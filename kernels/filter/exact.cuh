@@ -20,8 +20,8 @@ struct Filtered {
     Entry* worst;
     Reach* reach;
     u32* counts;
-    u32* crowded;
-    u32* crowded_count;
+    u32* overflowed;
+    u32* overflowed_count;
     u32 pitch, vectors;  // elements from row to row, and vectors of 16 bytes in a row
     u32 room, padding;   // slots for hits of a query
 };
@@ -31,7 +31,7 @@ __device__ __forceinline__ const u32* hits_of(const Filtered& filtered, const Pa
 }
 
 // Reads and resets a query's hit counter. If the hits overflow their slots, the query is recorded in
-// `crowded` and 0 is returned. All threads of a group have the same query, or none.
+// `overflowed` and 0 is returned. All threads of a group have the same query, or none.
 template <typename Group>
 __device__ __forceinline__ u32 take_hits(const Filtered& filtered, u32 query, bool is_query) {
     const u32 count = is_query ? filtered.counts[query] : 0;
@@ -40,7 +40,7 @@ __device__ __forceinline__ u32 take_hits(const Filtered& filtered, u32 query, bo
     if (Group::rank() == 0 && count > 0) {
         filtered.counts[query] = 0;
         if (count > filtered.room && !is_given_up) {
-            filtered.crowded[atomicAdd(filtered.crowded_count, 1u)] = query;
+            filtered.overflowed[atomicAdd(filtered.overflowed_count, 1u)] = query;
         }
     }
     return count > filtered.room || is_given_up ? 0 : count;
@@ -259,7 +259,7 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered f
     __syncthreads();
     const u32 all = filled;
     if (all > pass.slots) {
-        if (threadIdx.x == 0) filtered.crowded[atomicAdd(filtered.crowded_count, 1u)] = query;
+        if (threadIdx.x == 0) filtered.overflowed[atomicAdd(filtered.overflowed_count, 1u)] = query;
         return;
     }
     if (all == pass.k) return;

@@ -3,9 +3,9 @@
 // All arithmetic is in double, from the rows in panels. The *position* of a base row is the rank of its panel
 // in the order of visits, times PANEL, plus its lane.
 
-#include "common/halves.cuh"
+#include "common/fp16.cuh"
 #include "common/scan.cuh"
-#include "filter/image.cuh"
+#include "filter/swizzled_tile.cuh"
 #include "search/lists.cuh"
 
 // Panels that are sampled for the centre.
@@ -38,7 +38,7 @@ struct Asked {
 };
 
 // A double as fp16, rounded up.
-__device__ __forceinline__ unsigned short half_up(double x) {
+__device__ __forceinline__ unsigned short to_fp16_up(double x) {
     unsigned short half;
     const float above = __double2float_ru(x);
     // PTX ISA, Data Movement and Conversion Instructions: cvt.
@@ -46,9 +46,9 @@ __device__ __forceinline__ unsigned short half_up(double x) {
     return half;
 }
 // Two fp16 numbers whose sum is at least x.
-__device__ __forceinline__ u32 two_halves(double x) {
-    const unsigned short high = to_half(x);
-    return (u32)half_up(x - from_half(high)) << 16 | high;
+__device__ __forceinline__ u32 to_two_fp16(double x) {
+    const unsigned short high = to_fp16(x);
+    return (u32)to_fp16_up(x - from_fp16(high)) << 16 | high;
 }
 
 __device__ __forceinline__ u32 bin_of(double norm) {
@@ -158,7 +158,7 @@ struct Pack {
     u32 panels, stride;    // of the base
     u32 pitch;             // elements of a row in row-major order
     u32 steps;             // steps in a row
-    u32 stored, log;       // the same as stored; see `image_offset`
+    u32 stored, log;       // the same as stored; see `swizzled_offset`
     u32 tile;              // rows of a tile, or 0
     u32 padding;
 };
@@ -212,21 +212,21 @@ struct Sums {
     // Adds eight elements; returns them as fp16, or zeros.
     __device__ __forceinline__ uint4 add(const Eight& eight, const double* centre, u32 start, u32 dim,
                                          bool is_packed) {
-        u32 halves[4];
+        u32 fp16[4];
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) {
             const double x = eight.scaled[i], element = (double)eight.raw[i];
-            const unsigned short half = is_packed ? to_half(x) : 0;
-            const double left = x - from_half(half);
+            const unsigned short half = is_packed ? to_fp16(x) : 0;
+            const double left = x - from_fp16(half);
             squares = fma(x, x, squares);
             lost = fma(left, left, lost);
             if (SUM == PRODUCTS && start + i < dim) {
                 mixed = fma(x, centre[start + i], mixed);
                 raw = fma(element, element, raw);
             }
-            halves[i / 2] = i % 2 ? halves[i / 2] | (u32)half << 16 : half;
+            fp16[i / 2] = i % 2 ? fp16[i / 2] | (u32)half << 16 : half;
         }
-        return make_uint4(halves[0], halves[1], halves[2], halves[3]);
+        return make_uint4(fp16[0], fp16[1], fp16[2], fp16[3]);
     }
 };
 // Error bound on sums in double, relative to the sum of magnitudes.
@@ -234,11 +234,11 @@ constexpr double SLACK = 1e-11;
 
 __device__ __forceinline__ u64 bits_of(double x) { return (u64)__double_as_longlong(x); }
 
-// Packs base rows by position: row-major into `rows`, and as fp16 into `images`. A block per panel of the
+// Packs base rows by position: row-major into `rows`, and as fp16 into `tiles`. A block per panel of the
 // swizzled tiles, a thread per row.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
     const Scalar* __restrict__ base, const unsigned short* __restrict__ bins,
-    const double* __restrict__ centre, Packing* packing, unsigned char* __restrict__ images,
+    const double* __restrict__ centre, Packing* packing, unsigned char* __restrict__ tiles,
     Scalar* __restrict__ rows, Pack pack) {
     __shared__ u64 largest[4];
     const u32 visit = blockIdx.x, place = threadIdx.x, columns = pack.steps * 16;
@@ -250,21 +250,21 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
     const double scale = packing->scale;
     const Scalar* from = base + (u64)panel * pack.dim * PANEL + place;
     const u64 position = (u64)visit * PANEL + place;
-    unsigned char* image = images + position / pack.tile * pack.tile * pack.stored * 32;
+    unsigned char* tile = tiles + position / pack.tile * pack.tile * pack.stored * 32;
     const u32 in_tile = position % pack.tile;
     if (place < 4) largest[place] = 0;
     Sums sums;
     for (u32 start = 0; start < columns; start += 8) {
         const Eight eight(from, centre, scale, start, pack.dim, is_row);
         if (start < pack.pitch) eight.write(rows + position * pack.pitch + start);
-        uint4 halves = sums.add(eight, centre, start, pack.dim, is_packed);
+        uint4 fp16 = sums.add(eight, centre, start, pack.dim, is_packed);
         if (start + 8 == columns) {
             const double length = sqrt(sums.squares) * (1 + SLACK);
             const double slack = SLACK * packing->centre_norm * length;
             const double test = SUM == PRODUCTS ? (sums.mixed + slack) * scale
                                                 : -0.5 * sums.squares * (1 - SLACK);
-            halves.z = is_packed ? two_halves(test) : is_row ? ALWAYS : NEVER;
-            halves.w = 0x3c003c00u;
+            fp16.z = is_packed ? to_two_fp16(test) : is_row ? ALWAYS : NEVER;
+            fp16.w = 0x3c003c00u;
             __syncthreads();
             if (is_packed) {
                 atomicMax(largest, bits_of(length));
@@ -273,7 +273,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
                 atomicMax(largest + 3, bits_of(sqrt(sums.raw) * (1 + SLACK)));
             }
         }
-        *(uint4*)(image + image_offset(pack.stored, pack.log, pack.tile, in_tile, start)) = halves;
+        *(uint4*)(tile + swizzled_offset(pack.stored, pack.log, pack.tile, in_tile, start)) = fp16;
     }
     __syncthreads();
     u64* all = &packing->norm;
@@ -285,7 +285,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
 // hold negated queries.
 extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
     const Scalar* __restrict__ queries, const double* __restrict__ centre,
-    const Packing* __restrict__ packing, unsigned char* __restrict__ images,
+    const Packing* __restrict__ packing, unsigned char* __restrict__ tiles,
     Scalar* __restrict__ rows, Asked* __restrict__ asked, u32* __restrict__ thresholds, Pack pack) {
     __shared__ Sums parts[PARTS][PANEL];
     const u32 place = threadIdx.x % PANEL, part = threadIdx.x / PANEL, columns = pack.steps * 16;
@@ -317,16 +317,16 @@ extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
     for (u32 start = 8 * part; start < columns; start += 8 * PARTS) {
         const Eight eight = eight_from(start);
         if (is_row && start < pack.pitch) eight.write(rows + (u64)query * pack.pitch + start);
-        uint4 halves = sums.add(eight, centre, start, pack.dim, is_row && is_near);
+        uint4 fp16 = sums.add(eight, centre, start, pack.dim, is_row && is_near);
         if (start + 8 == columns) {
-            halves.z = is_row ? 0x3c003c00u : 0;
-            halves.w = NEVER;
+            fp16.z = is_row ? 0x3c003c00u : 0;
+            fp16.w = NEVER;
         }
         const u64 at = pack.tile ? (u64)(query / pack.tile) * pack.tile * pack.stored * 32 +
-                                       image_offset(pack.stored, pack.log, pack.tile,
-                                                    query % pack.tile, start)
+                                       swizzled_offset(pack.stored, pack.log, pack.tile,
+                                                       query % pack.tile, start)
                                  : ((u64)query * columns + start) * 2;
-        *(uint4*)(images + at) = halves;
+        *(uint4*)(tiles + at) = fp16;
     }
     sums = sum_of_parts(sums);
     if (part > 0) return;

@@ -18,7 +18,7 @@ constexpr double FARTHEST = 60000;
 
 // The parameters of `set_thresholds`. The same struct as in src/device/cuda/search/filter/launch_numbers.rs.
 struct Test {
-    u32 queries, dim, steps, has_half_sums;
+    u32 queries, dim, steps, has_fp16_sums;
     u32 stored, log, tile;  // as in `Pack`
     u32 lost;               // loss of a column and its sum, in units of 2^-24; see above
 };
@@ -36,7 +36,7 @@ __device__ __forceinline__ double least_sum(double reach, const Asked& asked, co
                                             const Test& test) {
     const double norm = __longlong_as_double((long long)packing.norm);
     const double lost = __longlong_as_double((long long)packing.lost);
-    const double halves = __longlong_as_double((long long)packing.test);
+    const double test_value = __longlong_as_double((long long)packing.test);
     const double raw_norm = __longlong_as_double((long long)packing.raw_norm);
     const double scale = packing.scale * packing.scale, tiny = underflow(test.dim);
     double least;
@@ -47,31 +47,31 @@ __device__ __forceinline__ double least_sum(double reach, const Asked& asked, co
         least = 0.5 * (asked.base - scale * (reach * (1 + rounding(test.dim)) + tiny));
     }
     const double of_products = asked.norm * (norm + lost);
-    const double magnitudes = of_products + halves + fabs(least);
+    const double magnitudes = of_products + test_value + fabs(least);
     const double columns = test.steps * 16.0, inner = test.steps - 1.0;
     const double summed = test.lost * columns / (1 << 24) * magnitudes;
     const double rounded = inner * (1.01 / 1024 * of_products + 1.0 / (1 << 24));
     const double unseen = asked.lost * norm + asked.norm * lost;
-    return least - 1.001 * (unseen + summed + (test.has_half_sums ? rounded : 0)) - 1e-5;
+    return least - 1.001 * (unseen + summed + (test.has_fp16_sums ? rounded : 0)) - 1e-5;
 }
 
 // The filter thresholds of queries, from the distance thresholds of their lists. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void set_thresholds(
     const Reach* __restrict__ reaches, const Asked* __restrict__ asked,
     const Packing* __restrict__ packing, u32* __restrict__ thresholds, u32* __restrict__ counts,
-    u32* state, unsigned char* images, Test test) {
+    u32* state, unsigned char* tiles, Test test) {
     const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
-    if (query == 0) state[CROWDED] = state[COUNTED] = 0;
+    if (query == 0) state[OVERFLOWED] = state[COUNTED] = 0;
     if (query >= test.queries) return;
     const double least = least_sum((double)reaches[query], asked[query], *packing, test);
     const bool is_known = fabs(least) < FARTHEST;
-    const u32 halves = is_known ? two_halves(-least) : NEVER;
+    const u32 fp16 = is_known ? to_two_fp16(-least) : NEVER;
     counts[query] = is_known ? 0 : LOST;
     if (test.tile) {
-        images += (u64)(query / test.tile) * test.tile * test.stored * 32;
-        *(u32*)(images + image_offset(test.stored, test.log, test.tile, query % test.tile,
-                                      test.steps * 16 - 2)) = halves;
+        tiles += (u64)(query / test.tile) * test.tile * test.stored * 32;
+        *(u32*)(tiles + swizzled_offset(test.stored, test.log, test.tile, query % test.tile,
+                                        test.steps * 16 - 2)) = fp16;
     } else {
-        thresholds[query] = halves;
+        thresholds[query] = fp16;
     }
 }

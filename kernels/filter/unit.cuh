@@ -1,6 +1,6 @@
 // A launch of the filter, and its units of work.
 
-#include "filter/image.cuh"
+#include "filter/swizzled_tile.cuh"
 #include "filter/least.cuh"
 
 // One launch of the filter. The same struct as in src/device/cuda/search/filter/launch.rs.

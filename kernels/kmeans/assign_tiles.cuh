@@ -1,7 +1,8 @@
 // Assignment of rows with many elements on tensor cores: by products of single warps here, or by warpgroups
-// in `find_by_groups.cuh`. Rows and centroids are rounded to fp16; their products, summed in float32, order a
-// row's centroids up to a known error. If the best leads the second by more than that, the row's cluster is
-// certain; for the remaining rows every candidate, a centroid that may be the nearest, is compared exactly.
+// in `sm90_warpgroup_find.cuh`. Rows and centroids are rounded to fp16; their products, summed in float32,
+// order a row's centroids up to a known error. If the best leads the second by more than that, the row's
+// cluster is certain; for the remaining rows every candidate, a centroid that may be the nearest, is compared
+// exactly.
 //
 // Let x and c be a row and a centroid relative to the origin, h(x) and h(c) their fp16 values, and e(x) = x - h(x) and
 // e(c) their errors. A product is BIAS + p, with
@@ -15,7 +16,7 @@
 // units, two for each product: the loss of truncating all numbers to 24 bits of the largest, which is below 2 BIAS.
 
 #include "kmeans/errors.cuh"
-#include "kmeans/gaps.cuh"
+#include "kmeans/hamerly.cuh"
 #include "kmeans/round.cuh"
 
 constexpr u32 PLACES = PART / 4 - 1;          // mask: the low bits of a product hold its position within a part
@@ -25,15 +26,16 @@ constexpr u32 PENDING = 64;  // pairs that a warp buffers
 
 // Whether a row or the centroid of its best product is an outlier, or the exact sums are too coarse to tell
 // centroids apart.
-__device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Halves& halves, const Rounded& row, u32 cluster) {
+__device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Fp16Buffers& buffers, const Rounded& row,
+                                            u32 cluster) {
     const float typical = __uint_as_float(rounds.status->typical_row);
-    const bool are_coarse = !(halves.absolute <= (double)typical * typical);
-    return row.length > typical || halves.far[cluster] != 0 || are_coarse;
+    const bool are_coarse = !(buffers.absolute <= (double)typical * typical);
+    return row.length > typical || buffers.far[cluster] != 0 || are_coarse;
 }
 
 // A lower bound on the gap of a row, from a lower bound on its best product and an upper bound on its second
 // best. Unknown if a centroid is an outlier, whose product does not give its distance.
-__device__ __forceinline__ float gap_of(const Rounds& rounds, const Halves& halves, const Errors& errors,
+__device__ __forceinline__ float gap_of(const Rounds& rounds, const Fp16Buffers& buffers, const Errors& errors,
                                         const Rounded& row, float2 products) {
     if (rounds.status->has_far != 0) return not_known();
     const float error = row.error + errors.largest_error, square = row.length * row.length;
@@ -44,7 +46,7 @@ __device__ __forceinline__ float gap_of(const Rounds& rounds, const Halves& halv
     const float other = __fadd_rd(__fsqrt_rd(fmaxf(far, 0.0f)), -error);
     const float gap = gap_between(own, other, RELATIVE);
     const float lost = __fmaf_ru(2, __fsqrt_ru(errors.absolute), 1e-22f);
-    return __double2float_rd(__dmul_rd(__fadd_rd(gap, -lost), halves.unscale));
+    return __double2float_rd(__dmul_rd(__fadd_rd(gap, -lost), buffers.unscale));
 }
 
 // The best two products of a row so far, as bits, and the part that holds the best.
@@ -70,9 +72,9 @@ __device__ __forceinline__ int placed(float product, u32 high_bits, u32 place) {
 // Assigns every row whose cluster the products make certain, and lists the uncertain rows. A block per
 // BLOCK_ROWS rows to compare, from `first_block` on.
 extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
-    Rounds rounds, Halves halves, u32 first_block, u32 is_last) {
+    Rounds rounds, Fp16Buffers buffers, u32 first_block, u32 is_last) {
     if (!BY_WARPS || (rounds.status->end != GOING_ON && !is_last)) return;
-    const Errors errors(rounds, halves);
+    const Errors errors(rounds, buffers);
     const Compared compared(rounds);
     const u32 block = first_block + blockIdx.x;
     if (block * BLOCK_ROWS >= compared.count) return;
@@ -86,7 +88,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
     // Kept in a register: lop3 has room for one constant, the place.
     u32 high_bits = ~PLACES;
     asm volatile("" : "+r"(high_bits));
-    const auto look = [&](u32 part, const Products& products) {
+    const auto examine = [&](u32 part, const Products& products) {
 #pragma unroll
         for (u32 i = 0; i < SLOTS; i++) {
             int one = 0x80000000, two = 0x80000000;
@@ -109,7 +111,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
         const u32 place = block * BLOCK_ROWS + i;
         return place < compared.count ? compared.row(place) : 0;
     };
-    multiply_tiles(halves, row_of, errors.bias, 0, (rounds.k + TILE - 1) / TILE, look);
+    multiply_tiles(buffers, row_of, errors.bias, 0, (rounds.k + TILE - 1) / TILE, examine);
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
         int one = best[i].first, two = best[i].second;
@@ -129,19 +131,19 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
         if (lane % 4 == 0 && place < compared.count) {
             row = compared.row(place);
             before = rounds.labels[row];
-            const Rounded rounded = halves.rounded[row];
+            const Rounded rounded = buffers.rounded[row];
             const float high = __int_as_float(one), low = __int_as_float(two);
             const float margin = errors.margin(rounded, high, PLACES);
             float gap = not_known();
             // Written so that NaN is uncertain.
-            const bool is_far = is_far_away(rounds, halves, rounded, cluster);
+            const bool is_far = is_far_away(rounds, buffers, rounded, cluster);
             if (rounds.k == 1 || (!is_far && add(high, -low) > margin)) {
                 is_new = cluster != before;
                 const float off = errors.adding_up + errors.stored(PLACES);
-                gap = gap_of(rounds, halves, errors, rounded, {high - errors.bias - off, low - errors.bias + off});
+                gap = gap_of(rounds, buffers, errors, rounded, {high - errors.bias - off, low - errors.bias + off});
             } else {
                 const u32 at = atomicAdd(&rounds.status->uncertain, 1u);
-                note_uncertain(halves, at, row, is_far ? ALL : Errors::limit(add(high, -margin)));
+                note_uncertain(buffers, at, row, is_far ? ALL : Errors::limit(add(high, -margin)));
             }
             note_gap(rounds, row, cluster, gap);
         }
@@ -151,37 +153,37 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
 
 // Assigns every row whose cluster the warpgroups' sums make certain, and lists the uncertain rows. A thread
 // per row to compare.
-extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Halves halves, u32 is_last) {
-    if (!HAS_IMAGES || (rounds.status->end != GOING_ON && !is_last)) return;
+extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Fp16Buffers buffers, u32 is_last) {
+    if (!BY_WARPGROUPS || (rounds.status->end != GOING_ON && !is_last)) return;
     const Compared compared(rounds);
     if (blockIdx.x * blockDim.x >= compared.count) return;
     const u32 place = blockIdx.x * blockDim.x + threadIdx.x;
-    const Errors errors(rounds, halves);
+    const Errors errors(rounds, buffers);
     bool is_new = false, is_uncertain = false;
     u32 row = 0, before = NO_CLUSTER, cluster = NO_CLUSTER;
     float least = 0;
     if (place < compared.count) {
         row = compared.row(place);
-        const uint4 found = *reinterpret_cast<const uint4*>(&halves.found[place]);
+        const uint4 found = *reinterpret_cast<const uint4*>(&buffers.found[place]);
         const float best = __uint_as_float(found.x), second = __uint_as_float(found.y);
-        const Rounded rounded = halves.rounded[row];
-        const GroupMargins margins(errors, rounded, best);
+        const Rounded rounded = buffers.rounded[row];
+        const WarpgroupMargins margins(errors, rounded, best);
         before = rounds.labels[row];
         cluster = rounds.k == 1 ? 0 : found.z;
         // A single centroid is certain, even if its sum is NaN; otherwise the condition is written so that
         // NaN is uncertain. Equal sums do not tell which centroid is best, and both may be outliers.
         const bool is_tie = found.x == found.y && rounds.status->has_far != 0;
-        const bool is_far = is_tie || is_far_away(rounds, halves, rounded, cluster);
+        const bool is_far = is_tie || is_far_away(rounds, buffers, rounded, cluster);
         is_uncertain = !(rounds.k == 1 || (!is_far && add(best, -second) > margins.lead));
         const float norm = norm_of(rounded), off = margins.own;
         const float2 products = {best + norm - off, second + norm + off};
-        note_gap(rounds, row, cluster, is_uncertain ? not_known() : gap_of(rounds, halves, errors, rounded, products));
+        note_gap(rounds, row, cluster, is_uncertain ? not_known() : gap_of(rounds, buffers, errors, rounded, products));
         is_new = !is_uncertain && cluster != before;
         least = is_far ? __int_as_float(WORST) : margins.least;
     }
     const u32 at = place_in(&rounds.status->moved, &rounds.status->uncertain, is_new, is_uncertain);
     if (is_new) record(rounds, at, row, before, cluster);
-    if (is_uncertain) note_uncertain(halves, at, row, least);
+    if (is_uncertain) note_uncertain(buffers, at, row, least);
 }
 
 // Pairs that a warp has found, buffered in shared memory: one atomic on the length of the list for many
@@ -191,27 +193,27 @@ struct Pending {
     Pair pairs[PENDING];
 
     // May be called by any lanes.
-    __device__ __forceinline__ void add(const Rounds& rounds, const Halves& halves, Pair pair) {
+    __device__ __forceinline__ void add(const Rounds& rounds, const Fp16Buffers& buffers, Pair pair) {
         const u32 place = atomicAdd(&count, 1u);
         if (place < PENDING) {
             pairs[place] = pair;
-        } else if (__ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
+        } else if (__ldcg(&rounds.status->pairs) <= buffers.room_for_pairs) {
             // The check keeps the counter from wrapping around.
-            note_pair(halves, atomicAdd(&rounds.status->pairs, 1u), pair);
+            note_pair(buffers, atomicAdd(&rounds.status->pairs, 1u), pair);
         }
     }
 
     // Appends all buffered pairs to the list if there are at least `least`. Called by all lanes.
-    __device__ __forceinline__ void flush(const Rounds& rounds, const Halves& halves, u32 least) {
+    __device__ __forceinline__ void flush(const Rounds& rounds, const Fp16Buffers& buffers, u32 least) {
         __syncwarp();
         const u32 found = count < PENDING ? count : PENDING;
         if (found < least) return;
-        u32 start = halves.room_for_pairs;
-        if (Warp::rank() == 0 && __ldcg(&rounds.status->pairs) <= halves.room_for_pairs) {
+        u32 start = buffers.room_for_pairs;
+        if (Warp::rank() == 0 && __ldcg(&rounds.status->pairs) <= buffers.room_for_pairs) {
             start = atomicAdd(&rounds.status->pairs, found);
         }
         start = __shfl_sync(0xffffffffu, start, 0);
-        for (u32 i = Warp::rank(); i < found; i += 32) note_pair(halves, start + i, pairs[i]);
+        for (u32 i = Warp::rank(); i < found; i += 32) note_pair(buffers, start + i, pairs[i]);
         __syncwarp();
         if (Warp::rank() == 0) count = 0;
         __syncwarp();
@@ -221,9 +223,9 @@ struct Pending {
 // Lists the candidates of uncertain rows, as pairs of a row and a centroid. Blocks as above, any number of
 // them; the tiles are divided along the grid's y dimension.
 extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates(
-    Rounds rounds, Halves halves, u32 is_last) {
+    Rounds rounds, Fp16Buffers buffers, u32 is_last) {
     if (!BY_WARPS || (rounds.status->end != GOING_ON && !is_last)) return;
-    const Errors errors(rounds, halves);
+    const Errors errors(rounds, buffers);
     const u32 lane = threadIdx.x % 32, count = rounds.status->uncertain;
     const u32 tiles = (rounds.k + TILE - 1) / TILE;
     const u32 begin = blockIdx.y * tiles / gridDim.y, end = (blockIdx.y + 1) * tiles / gridDim.y;
@@ -238,9 +240,9 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
 #pragma unroll
         for (u32 i = 0; i < SLOTS; i++) {
             const u32 at = first + 8 * i;
-            least[i] = at < count ? __float_as_int(halves.least[at]) : 0x7fffffff;
+            least[i] = at < count ? __float_as_int(buffers.least[at]) : 0x7fffffff;
         }
-        const auto look = [&](u32 part, const Products& products) {
+        const auto examine = [&](u32 part, const Products& products) {
 #pragma unroll
             for (u32 i = 0; i < SLOTS; i++) {
                 int most = 0x80000000;
@@ -257,16 +259,16 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void find_candidates
                     // The centroid may be one that pads the last tile, if every product passes.
                     const u32 centroid = centroid_at(part, place);
                     if (__float_as_int(product) < least[i] || centroid >= rounds.k) continue;
-                    pending.add(rounds, halves, {first + 8 * i, centroid});
+                    pending.add(rounds, buffers, {first + 8 * i, centroid});
                 }
             }
-            pending.flush(rounds, halves, PENDING / 2);
+            pending.flush(rounds, buffers, PENDING / 2);
         };
-        const auto row_of = [&](u32 i) { return start + i < count ? halves.uncertain[start + i] : 0; };
-        multiply_tiles(halves, row_of, errors.bias, begin, end, look);
+        const auto row_of = [&](u32 i) { return start + i < count ? buffers.uncertain[start + i] : 0; };
+        multiply_tiles(buffers, row_of, errors.bias, begin, end, examine);
         __syncthreads();
     }
-    pending.flush(rounds, halves, 1);
+    pending.flush(rounds, buffers, 1);
 }
 
 // The distance of a row from a centroid, from the exact sum.
@@ -292,42 +294,42 @@ __device__ __forceinline__ u64 bits_of(double distance) { return (u64)__double_a
 
 // Computes the exact distances of the pairs. Any grid.
 extern "C" __global__ __launch_bounds__(128) void compare_candidates(
-    Rounds rounds, Halves halves, u32 is_last) {
+    Rounds rounds, Fp16Buffers buffers, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 count = rounds.status->pairs;
-    if (count > halves.room_for_pairs) {
+    if (count > buffers.room_for_pairs) {
         if (threadIdx.x == 0 && blockIdx.x == 0) rounds.status->end = GIVEN_UP;
         return;
     }
     const Scalar* centroids = current_centroids(rounds);
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
-        const Pair pair = halves.pairs[i];
-        const Scalar* row = rounds.rows + (u64)halves.uncertain[pair.row] * DIM;
+        const Pair pair = buffers.pairs[i];
+        const Scalar* row = rounds.rows + (u64)buffers.uncertain[pair.row] * DIM;
         const Real distance = exact_distance(row, centroids + (u64)pair.centroid * DIM);
         if constexpr (ELEMENT == F64) {
-            halves.distances[i] = distance;
-            atomicMin(&halves.nearest[pair.row], bits_of(distance));
+            buffers.distances[i] = distance;
+            atomicMin(&buffers.nearest[pair.row], bits_of(distance));
         } else {
-            atomicMin(&halves.nearest[pair.row], (u64)__float_as_uint(distance) << 32 | pair.centroid);
+            atomicMin(&buffers.nearest[pair.row], (u64)__float_as_uint(distance) << 32 | pair.centroid);
         }
     }
 }
 
 // For float64: finds the first of the centroids that are nearest to an uncertain row. Any grid.
-extern "C" __global__ __launch_bounds__(256) void name_nearest(Rounds rounds, Halves halves, u32 is_last) {
+extern "C" __global__ __launch_bounds__(256) void name_nearest(Rounds rounds, Fp16Buffers buffers, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     if (ELEMENT != F64 || rounds.status->end == GIVEN_UP) return;
     const u32 count = rounds.status->pairs;
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
-        const Pair pair = halves.pairs[i];
-        if (bits_of(halves.distances[i]) == halves.nearest[pair.row]) {
-            atomicMin(&halves.clusters[pair.row], pair.centroid);
+        const Pair pair = buffers.pairs[i];
+        if (bits_of(buffers.distances[i]) == buffers.nearest[pair.row]) {
+            atomicMin(&buffers.clusters[pair.row], pair.centroid);
         }
     }
 }
 
 // Assigns the uncertain rows. A thread per row of the list, any grid.
-extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves halves, u32 is_last) {
+extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Fp16Buffers buffers, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     if (rounds.status->end == GIVEN_UP) return;
     const u32 count = rounds.status->uncertain, step = gridDim.x * blockDim.x;
@@ -335,9 +337,9 @@ extern "C" __global__ __launch_bounds__(256) void settle(Rounds rounds, Halves h
         const u32 at = start + threadIdx.x;
         u32 row = 0, before = NO_CLUSTER, cluster = NO_CLUSTER;
         if (at < count) {
-            row = halves.uncertain[at];
+            row = buffers.uncertain[at];
             before = rounds.labels[row];
-            cluster = ELEMENT == F64 ? halves.clusters[at] : (u32)halves.nearest[at];
+            cluster = ELEMENT == F64 ? buffers.clusters[at] : (u32)buffers.nearest[at];
             if (cluster >= rounds.k) {
                 // No product reached the limit, which only overflow can cause.
                 rounds.status->end = GIVEN_UP;

@@ -1,5 +1,5 @@
 // Error bounds of fp16 products of rows and centroids: see `assign_tiles.cuh`, and for warpgroup products
-// `by_groups.cuh`.
+// `sm90_warpgroup_assign.cuh`.
 //
 // The norms of the longest row and centroid enter many bounds, and one outlier dominates both. Hence a few
 // rows count as outliers, and so do centroids longer than twice the remaining rows: such rows, and rows whose
@@ -19,9 +19,9 @@ constexpr float ALL = -0.0f;
 struct Errors {
     float bias, adding_up, largest_centroid, largest_error, absolute;
 
-    explicit __device__ __forceinline__ Errors(const Rounds& rounds, const Halves& halves) {
+    explicit __device__ __forceinline__ Errors(const Rounds& rounds, const Fp16Buffers& buffers) {
         const Status* status = rounds.status;
-        absolute = __double2float_ru(halves.absolute);
+        absolute = __double2float_ru(buffers.absolute);
         largest_centroid = __uint_as_float(status->largest_centroid);
         largest_error = __uint_as_float(status->largest_error);
         const float row = fminf(__uint_as_float(status->largest_row), __uint_as_float(status->typical_row));
@@ -65,16 +65,16 @@ struct Errors {
 };
 
 // `lead`: margin that makes the best centroid certain. `least`: smallest sum of a candidate. `own`:
-// accumulation error. For the sums of `by_groups.cuh`.
-struct GroupMargins {
+// accumulation error. For the sums of `sm90_warpgroup_assign.cuh`.
+struct WarpgroupMargins {
     float lead, least, own;
 
-    __device__ __forceinline__ GroupMargins(const Errors& errors, const Rounded& row, float best) {
+    __device__ __forceinline__ WarpgroupMargins(const Errors& errors, const Rounded& row, float best) {
         const float length = row.length + row.error, both = length + errors.largest_centroid;
         // An upper bound on the magnitude of all sums and terms: |x||c| + |c|^2 / 2 + n. Each multiplication
         // loses up to 32 units.
         const float largest = __fmaf_rn(both * both, 0.56f, 0.01f);
-        own = (32 * IMAGE_STEPS + 16) * UNIT * largest;
+        own = (32 * SWIZZLED_STEPS + 16) * UNIT * largest;
         const float product = add(best, norm_of(row)), away = errors.distance(row, product, own);
         lead = 1.001f * (2 * (errors.rounding(row, away) + own) + errors.exact(away)) + 1e-30f;
         least = __fadd_rd(best, -lead);

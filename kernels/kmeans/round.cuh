@@ -10,19 +10,19 @@ constexpr unsigned short MINUS_INFINITY = 0xfc00;
 // rounded up: sums of 1,024 squares have a relative error below 3e-6, differences of x and h(x) an error of
 // 2^-24 of x. `use` gets each element's index, rounded value and exact value.
 template <typename Use>
-__device__ __forceinline__ Rounded round_row(const Halves& halves, const Scalar* from,
+__device__ __forceinline__ Rounded round_row(const Fp16Buffers& buffers, const Scalar* from,
                                              Use&& use) {
     float length = 0, error = 0;
 #pragma unroll
-    for (u32 start = 0; start < HALF_DIM; start += 32) {
+    for (u32 start = 0; start < FP16_DIM; start += 32) {
         const u32 j = start + threadIdx.x % 32;
-        if (HALF_DIM % 32 > 0 && j >= HALF_DIM) continue;
+        if (FP16_DIM % 32 > 0 && j >= FP16_DIM) continue;
         double exact = 0;
-        if (j < DIM) exact = ((double)from[j] - halves.origin[j]) * halves.scale;
+        if (j < DIM) exact = ((double)from[j] - buffers.origin[j]) * buffers.scale;
         // Elements of rows are below 256; centroids given by the caller may have any value.
         const float x = (float)exact;
-        const unsigned short half = to_half(fminf(fmaxf(x, -32768.0f), 32768.0f));
-        const float rounded = from_half(half);
+        const unsigned short half = to_fp16(fminf(fmaxf(x, -32768.0f), 32768.0f));
+        const float rounded = from_fp16(half);
         length = __fmaf_rn(rounded, rounded, length);
         error = __fmaf_rn(x - rounded, x - rounded, error);
         use(j, half, exact);
@@ -38,36 +38,36 @@ __device__ __forceinline__ void raise(u32* to, float value) {
 }
 
 // Rounds all rows, once. A warp per row.
-extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Halves halves) {
+extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Fp16Buffers buffers) {
     const u32 row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     const auto put = [&](u32 j, unsigned short half) {
-        *reinterpret_cast<unsigned short*>(halves.half_rows + row_chunk(row, j / 8) + j % 8 * 2) = half;
+        *reinterpret_cast<unsigned short*>(buffers.fp16_rows + row_chunk(row, j / 8) + j % 8 * 2) = half;
     };
     if (row >= rounds.count) {
-        if constexpr (HAS_IMAGES) {
-            if (row >= (rounds.count + IMAGE_ROWS - 1) / IMAGE_ROWS * IMAGE_ROWS) return;
-            for (u32 j = lane; j < IMAGE_STEPS * 16; j += 32) put(j, 0);
+        if constexpr (BY_WARPGROUPS) {
+            if (row >= (rounds.count + SWIZZLED_ROWS - 1) / SWIZZLED_ROWS * SWIZZLED_ROWS) return;
+            for (u32 j = lane; j < SWIZZLED_STEPS * 16; j += 32) put(j, 0);
         }
         return;
     }
-    const Rounded rounded = round_row(halves, rounds.rows + (u64)row * DIM, [&](u32 j, unsigned short half, double) {
-        if (!HAS_IMAGES || j < DIM) put(j, half);
+    const Rounded rounded = round_row(buffers, rounds.rows + (u64)row * DIM, [&](u32 j, unsigned short half, double) {
+        if (!BY_WARPGROUPS || j < DIM) put(j, half);
     });
-    if constexpr (HAS_IMAGES) {
+    if constexpr (BY_WARPGROUPS) {
         const float norm = norm_of(rounded);
-        for (u32 j = DIM + lane; j < IMAGE_STEPS * 16; j += 32) {
+        for (u32 j = DIM + lane; j < SWIZZLED_STEPS * 16; j += 32) {
             const u32 i = j - DIM;
-            put(j, i < 3 ? to_half(PART_SCALES[i]) : i < 6 ? part_of(-norm, i - 3) : 0);
+            put(j, i < 3 ? to_fp16(PART_SCALES[i]) : i < 6 ? part_of(-norm, i - 3) : 0);
         }
     }
     if (lane > 0) return;
-    halves.rounded[row] = rounded;
+    buffers.rounded[row] = rounded;
     raise(&rounds.status->largest_row, rounded.length);
 }
 
 // Estimates from a sample a norm that only few rows exceed, rows that are then compared with all centroids:
 // twice the norm at that quantile. One block.
-extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, Halves halves) {
+extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, Fp16Buffers buffers) {
     // 16 adjacent bins span a factor of two.
     constexpr u32 SHIFT = 19, OWN = 4, LENGTHS = 1024 * OWN, SAMPLE = 65536;
     __shared__ u32 counts[LENGTHS];
@@ -75,7 +75,7 @@ extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, H
     __syncthreads();
     const u32 step = (rounds.count + SAMPLE - 1) / SAMPLE;
     for (u64 row = (u64)threadIdx.x * step; row < rounds.count; row += 1024 * step) {
-        atomicAdd(&counts[__float_as_uint(halves.rounded[row].length) >> SHIFT & (LENGTHS - 1)], 1u);
+        atomicAdd(&counts[__float_as_uint(buffers.rounded[row].length) >> SHIFT & (LENGTHS - 1)], 1u);
     }
     __syncthreads();
     // From the largest norm down.
@@ -95,27 +95,28 @@ extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, H
 // Rounds all centroids, in every round. A warp per centroid of whole tiles; the centroids that pad the last
 // tile are never the nearest.
 extern "C" __global__ __launch_bounds__(256) void round_centroids(
-    Rounds rounds, Halves halves, u32 is_last) {
+    Rounds rounds, Fp16Buffers buffers, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 cluster = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     const auto put = [&](u32 j, unsigned short half) {
-        const u64 place = HAS_IMAGES ? image_place(cluster, j) : 2 * half_place(cluster, j);
-        *reinterpret_cast<unsigned short*>(halves.half_centroids + place) = half;
+        const u64 place = BY_WARPGROUPS ? swizzled_place(cluster, j) : 2 * fp16_place(cluster, j);
+        *reinterpret_cast<unsigned short*>(buffers.fp16_centroids + place) = half;
     };
     if (cluster >= rounds.k) {
-        constexpr u32 TOGETHER = HAS_IMAGES ? IMAGE_CENTROIDS : TILE, ALL = HAS_IMAGES ? IMAGE_STEPS * 16 : HALF_DIM;
+        constexpr u32 TOGETHER = BY_WARPGROUPS ? SWIZZLED_CENTROIDS : TILE;
+        constexpr u32 ALL = BY_WARPGROUPS ? SWIZZLED_STEPS * 16 : FP16_DIM;
         if (cluster >= (rounds.k + TOGETHER - 1) / TOGETHER * TOGETHER) return;
-        for (u32 j = lane; j < ALL; j += 32) put(j, HAS_IMAGES && j == DIM ? MINUS_INFINITY : 0);
+        for (u32 j = lane; j < ALL; j += 32) put(j, BY_WARPGROUPS && j == DIM ? MINUS_INFINITY : 0);
         if (lane > 0) return;
-        halves.far[cluster] = 1;
-        if (BY_WARPS) halves.half_squares[cluster] = -Limits<float>::infinity();
+        buffers.far[cluster] = 1;
+        if (BY_WARPS) buffers.half_squares[cluster] = -Limits<float>::infinity();
         return;
     }
     double square = 0, in_parts = 0;
-    const Rounded rounded = round_row(halves, current_centroids(rounds) + (u64)cluster * DIM,
+    const Rounded rounded = round_row(buffers, current_centroids(rounds) + (u64)cluster * DIM,
                                 [&](u32 j, unsigned short half, double x) {
-                                    if (!HAS_IMAGES || j < DIM) put(j, half);
-                                    const double value = from_half(half);
+                                    if (!BY_WARPGROUPS || j < DIM) put(j, half);
+                                    const double value = from_fp16(half);
                                     square += x * x;
                                     in_parts += value * value + (x - value) * (x - value);
                                 });
@@ -124,7 +125,7 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
     const float length = __fmul_ru(__double2float_ru(__dsqrt_ru(square)), 1.000001f);
     const float typical = __uint_as_float(rounds.status->typical_row);
     // An outlier; also if swizzled tiles cannot hold its squared norm.
-    const bool is_far = !(length <= 2 * typical) || (HAS_IMAGES && half_square < LEAST_OF_PARTS);
+    const bool is_far = !(length <= 2 * typical) || (BY_WARPGROUPS && half_square < LEAST_OF_PARTS);
     if (is_far) {
         // For rows that are no outliers: an outlier centroid 5 times as far away is never the nearest;
         // otherwise its product is raised by the maximum effect of rounding and summation.
@@ -132,17 +133,17 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
         const float raised = error * (both + 3 * error) + (100 * STEPS + 40) * UNIT * both * both;
         half_square = length <= 5 * typical ? __fmaf_ru(raised, 1.01f, half_square) : -Limits<float>::infinity();
     }
-    if constexpr (HAS_IMAGES) {
+    if constexpr (BY_WARPGROUPS) {
         // Smaller values are raised to the least that fits.
         const float shown = fmaxf(half_square, LEAST_OF_PARTS);
-        for (u32 j = DIM + lane; j < IMAGE_STEPS * 16; j += 32) {
+        for (u32 j = DIM + lane; j < SWIZZLED_STEPS * 16; j += 32) {
             const u32 i = j - DIM;
-            put(j, i < 3 ? part_of(shown, i) : i < 6 ? to_half(PART_SCALES[i - 3]) : 0);
+            put(j, i < 3 ? part_of(shown, i) : i < 6 ? to_fp16(PART_SCALES[i - 3]) : 0);
         }
     }
     if (lane > 0) return;
-    if (BY_WARPS) halves.half_squares[cluster] = half_square;
-    halves.far[cluster] = is_far;
+    if (BY_WARPS) buffers.half_squares[cluster] = half_square;
+    buffers.far[cluster] = is_far;
     if (is_far) {
         rounds.status->has_far = 1;
         return;

@@ -1,10 +1,10 @@
 // Lloyd's rounds on rows that stay on the device: definitions that the kernels share.
 //
-// A round is a sequence of launches without synchronising with the host: assign (`near.cuh`; or, for the rows
-// listed by `gaps.cuh`, `assign_tiles.cuh`, which warpgroups do by `by_groups.cuh`), `add_moved`,
-// `finish_round`. The outcome is in a Status; once it says that rounds have ended, later launches change no
-// label, sum or centroid. DIM is the number of elements in a row. Sums are exact, like those of `ClusterSums`
-// in src/device/cluster_sums.rs, and means have the same bits.
+// A round is a sequence of launches without synchronising with the host: assign (`sort_means.cuh`; or, for
+// the rows listed by `hamerly.cuh`, `assign_tiles.cuh`, which warpgroups do by `sm90_warpgroup_assign.cuh`),
+// `add_moved`, `finish_round`. The outcome is in a Status; once it says that rounds have ended, later
+// launches change no label, sum or centroid. DIM is the number of elements in a row. Sums are exact, like
+// those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
 //
 // Rows are float32 or float64, and compared by squared distance or by cosine. fp16 products approximate
 // squared distances in all of these cases: the nearer of two directions has the smaller cosine distance, up
@@ -38,7 +38,7 @@ struct Status {
     u32 largest_centroid;  // norm of the longest centroid that is no outlier, as the bits of a float
     u32 largest_error;     // largest rounding error of such a centroid, as the bits of a float
     u32 has_far;           // whether a centroid is an outlier
-    u32 kept;              // rows whose cluster cannot have changed; see `gaps.cuh`
+    u32 kept;              // rows whose cluster cannot have changed; see `hamerly.cuh`
     u32 listed;            // all other rows (length of the list), if they are listed
     float drift;           // sum over all rounds of the longest shift of a centroid
     u32 padding;
@@ -60,7 +60,7 @@ struct Rounds {
     Scalar* centroids;   // two sets
     u32* labels;
     Moved* moved;
-    float* gaps;    // see `gaps.cuh`: by row, …
+    float* gaps;    // see `hamerly.cuh`: by row, …
     float* drifts;  // … by centroid, the sum of its shifts over all rounds, …
     u32* listed;    // … and the rows to compare
     u32 count, k;

@@ -4,29 +4,29 @@
 // slice has SLICE elements, and rows are read again for each tile.
 
 #include "common/copy.cuh"
-#include "kmeans/halves.cuh"
+#include "kmeans/fp16.cuh"
 
 constexpr float UNIT = 5.9604645e-8f;                 // 2^-24
-constexpr bool BY_WARPS = HAS_TILES && !HAS_IMAGES;  // whether single warps multiply
-constexpr u32 STEPS = HAS_TILES ? HALF_DIM / 16 : 1;  // multiplications of 16 elements each
-constexpr u32 SLICES = IS_WIDE ? HALF_DIM / SLICE : 1;
-constexpr u32 SLICE_HALVES = HALF_DIM / SLICES;
+constexpr bool BY_WARPS = HAS_TILES && !BY_WARPGROUPS;  // whether single warps multiply
+constexpr u32 STEPS = HAS_TILES ? FP16_DIM / 16 : 1;  // multiplications of 16 elements each
+constexpr u32 SLICES = IS_WIDE ? FP16_DIM / SLICE : 1;
+constexpr u32 SLICE_DIM = FP16_DIM / SLICES;
 
 constexpr u32 PART = 32;   // centroids multiplied at a time, of the TILE in shared memory
 constexpr u32 SLOTS = 4;   // rows per thread: numbers lane / 4 + 8 i of its warp's 32
 constexpr u32 BLOCKS = IS_WIDE ? 3 : 4;  // resident per multiprocessor
 // Distance between centroids in shared memory, in fp16 numbers; odd in units of 16 bytes.
-constexpr u32 STRIDE = SLICE_HALVES + 8;
+constexpr u32 STRIDE = SLICE_DIM + 8;
 constexpr u32 STAGE_BYTES = TILE * STRIDE * 2 + TILE * 4;
 
 // Products of SLOTS rows with 8 of each 32 centroids: [i / 2][n][i % 2 * 2 + which].
 typedef float Products[SLOTS / 2][PART / 8][4];
 
-// The index of an element of a centroid in `half_centroids`. Wide rows are permuted so that a thread loads 16
+// The index of an element of a centroid in `fp16_centroids`. Wide rows are permuted so that a thread loads 16
 // adjacent elements of a slice at once, at the positions of the thread's elements in the slice's
 // multiplications.
-__device__ __forceinline__ u64 half_place(u32 cluster, u32 j) {
-    const u64 start = (u64)cluster * HALF_DIM;
+__device__ __forceinline__ u64 fp16_place(u32 cluster, u32 j) {
+    const u64 start = (u64)cluster * FP16_DIM;
     if constexpr (!IS_WIDE) return start + j;
     const u32 of_slice = j % SLICE, step = of_slice % 16 / 4, high = of_slice % 4 / 2;
     return start + (j - of_slice) + step * 16 + high * 8 + of_slice / 16 * 2 + j % 2;
@@ -56,17 +56,18 @@ __device__ __forceinline__ void load_matrices(u32 (&)[4], const unsigned short*)
 __device__ __forceinline__ void multiply_add(float (&)[4], const u32 (&)[4], u32, u32) {}
 #endif
 
-__device__ __forceinline__ void bring_slice(const Halves& halves, unsigned char* stage, u32 tile, u32 slice) {
-    constexpr u32 CHUNKS = SLICE_HALVES / 8;
-    const unsigned short* from = reinterpret_cast<const unsigned short*>(halves.half_centroids) + (u64)tile * TILE * HALF_DIM + slice * SLICE_HALVES;
+__device__ __forceinline__ void bring_slice(const Fp16Buffers& buffers, unsigned char* stage, u32 tile, u32 slice) {
+    constexpr u32 CHUNKS = SLICE_DIM / 8;
+    const unsigned short* from = reinterpret_cast<const unsigned short*>(buffers.fp16_centroids) +
+                                 (u64)tile * TILE * FP16_DIM + slice * SLICE_DIM;
     unsigned short* to = reinterpret_cast<unsigned short*>(stage);
     for (u32 i = threadIdx.x; i < TILE * CHUNKS; i += 32 * WARPS) {
         const u32 centroid = i / CHUNKS, chunk = i % CHUNKS * 8;
-        copy_16(to + centroid * STRIDE + chunk, from + (u64)centroid * HALF_DIM + chunk);
+        copy_16(to + centroid * STRIDE + chunk, from + (u64)centroid * FP16_DIM + chunk);
     }
     unsigned char* squares = stage + TILE * STRIDE * 2;
     if (threadIdx.x < TILE / 4) {
-        copy_16(squares + threadIdx.x * 16, halves.half_squares + tile * TILE + threadIdx.x * 4);
+        copy_16(squares + threadIdx.x * 16, buffers.half_squares + tile * TILE + threadIdx.x * 4);
     }
 }
 
@@ -111,13 +112,13 @@ __device__ __forceinline__ void add_products(Products& products, const u32 (&a)[
 
 // The same as `multiply_tiles`, for wide rows.
 template <typename RowOf, typename Use>
-__device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& row_of, float bias, u32 begin,
+__device__ __forceinline__ void multiply_slices(const Fp16Buffers& buffers, RowOf&& row_of, float bias, u32 begin,
                                                 u32 end, Use&& use) {
     unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
     const u32 lane = threadIdx.x % 32, slices = (end - begin) * SLICES;
-    bring_slice(halves, stages, begin, 0);
+    bring_slice(buffers, stages, begin, 0);
     commit_copies();
-    if (slices > 1) bring_slice(halves, stages + STAGE_BYTES, begin + 1 / SLICES, 1 % SLICES);
+    if (slices > 1) bring_slice(buffers, stages + STAGE_BYTES, begin + 1 / SLICES, 1 % SLICES);
     commit_copies();
     u32 rows[SLOTS];
 #pragma unroll
@@ -134,7 +135,7 @@ __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& ro
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 const u32 chunk = slice * (SLICE / 8) + lane % 4 * 2 + half;
-                const unsigned char* from = halves.half_rows + row_chunk(rows[slot], chunk);
+                const unsigned char* from = buffers.fp16_rows + row_chunk(rows[slot], chunk);
                 const uint4 words = __ldg(reinterpret_cast<const uint4*>(from));
                 a[half * 2][slot / 2][slot % 2] = words.x;
                 a[half * 2][slot / 2][slot % 2 + 2] = words.y;
@@ -146,7 +147,7 @@ __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& ro
         __syncthreads();
         const unsigned char* stage = stages + i % STAGES * STAGE_BYTES;
         if (i + 2 < slices) {
-            bring_slice(halves, stages + (i + 2) % STAGES * STAGE_BYTES, begin + (i + 2) / SLICES,
+            bring_slice(buffers, stages + (i + 2) % STAGES * STAGE_BYTES, begin + (i + 2) / SLICES,
                         (i + 2) % SLICES);
         }
         commit_copies();
@@ -167,21 +168,21 @@ __device__ __forceinline__ void multiply_slices(const Halves& halves, RowOf&& ro
 // in the block to its position; a thread's indices are 8 SLOTS warp + lane / 4 + 8 i. For each part of a
 // tile, `use` gets its number and the products of the thread's rows with the thread's share of the part.
 template <typename RowOf, typename Use>
-__device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row_of, float bias, u32 begin,
+__device__ __forceinline__ void multiply_tiles(const Fp16Buffers& buffers, RowOf&& row_of, float bias, u32 begin,
                                                u32 end, Use&& use) {
-    if constexpr (IS_WIDE) return multiply_slices(halves, row_of, bias, begin, end, use);
+    if constexpr (IS_WIDE) return multiply_slices(buffers, row_of, bias, begin, end, use);
     unsigned char* stages = reinterpret_cast<unsigned char*>(shared);
     const u32 lane = threadIdx.x % 32;
-    bring_slice(halves, stages, begin, 0);
+    bring_slice(buffers, stages, begin, 0);
     commit_copies();
-    if (begin + 1 < end) bring_slice(halves, stages + STAGE_BYTES, begin + 1, 0);
+    if (begin + 1 < end) bring_slice(buffers, stages + STAGE_BYTES, begin + 1, 0);
     commit_copies();
     u32 a[STEPS][2][4];
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
         const u32 own = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
         const auto word = [&](u32 chunk) {
-            return __ldg(reinterpret_cast<const u32*>(halves.half_rows + row_chunk(own, chunk)) + lane % 4);
+            return __ldg(reinterpret_cast<const u32*>(buffers.fp16_rows + row_chunk(own, chunk)) + lane % 4);
         };
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
@@ -194,7 +195,7 @@ __device__ __forceinline__ void multiply_tiles(const Halves& halves, RowOf&& row
         __syncthreads();
         const unsigned char* stage = stages + (tile - begin) % STAGES * STAGE_BYTES;
         if (tile + 2 < end) {
-            bring_slice(halves, stages + (tile + 2 - begin) % STAGES * STAGE_BYTES, tile + 2, 0);
+            bring_slice(buffers, stages + (tile + 2 - begin) % STAGES * STAGE_BYTES, tile + 2, 0);
         }
         commit_copies();
 #pragma unroll

@@ -72,7 +72,7 @@ struct Pass {
     u32 queries;      // query rows, without padding
     u32 rows;         // base rows, without padding
     u32 dim;          // elements in a row
-    u32 panels;       // base panels; visit i looks at panel i * stride % panels
+    u32 panels;       // base panels; visit i compares panel i * stride % panels
     u32 stride;       // coprime to panels
     u32 start;        // the pass's first visit
     u32 begin;        // this launch's first visit

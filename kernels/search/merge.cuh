@@ -35,8 +35,8 @@ struct Lists {
     Entry* worst;
     Reach* reach;
     u32* counts;
-    u32* crowded;        // queries whose candidates overflow
-    u32* crowded_count;  // their number
+    u32* overflowed;        // queries whose candidates overflow
+    u32* overflowed_count;  // their number
 };
 
 // Reads and resets the candidate counter of a query. If the candidates overflow, returns 0 and records the
@@ -46,12 +46,12 @@ __device__ __forceinline__ u32 take_candidates(const Lists& lists, const Pass& p
     if (pass.dense) return pass.dense;
     const u32 count = lists.counts[query];
     Group::sync();
-    const bool is_crowded = count > pass.slots - pass.k;
+    const bool has_overflowed = count > pass.slots - pass.k;
     if (Group::rank() == 0 && count > 0) {
         lists.counts[query] = 0;
-        if (is_crowded) lists.crowded[atomicAdd(lists.crowded_count, 1u)] = query;
+        if (has_overflowed) lists.overflowed[atomicAdd(lists.overflowed_count, 1u)] = query;
     }
-    return is_crowded ? 0 : count;
+    return has_overflowed ? 0 : count;
 }
 
 // Merges one query's candidates in shared memory.
@@ -70,7 +70,7 @@ __device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const 
 // Merges queries from `first` to `end`, one warp per query. Shared memory: `slots` entries per warp.
 extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, Entry* worst,
                                                                 Reach* reach, u32* counts,
-                                                                u32* crowded, u32* crowded_count,
+                                                                u32* overflowed, u32* overflowed_count,
                                                                 Pass pass, u32 first, u32 end,
                                                                 const u32* wanted) {
     if (!is_wanted(wanted)) return;
@@ -78,17 +78,17 @@ extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, 
     const u32 query = first + blockIdx.x * (blockDim.x / 32) + warp;
     if (query >= end) return;
     merge_in<Warp>((Entry*)shared + warp * pass.slots,
-                   {entries, worst, reach, counts, crowded, crowded_count}, pass, query);
+                   {entries, worst, reach, counts, overflowed, overflowed_count}, pass, query);
 }
 
 // Merges queries from `first` on, one block per query. Shared memory: `slots` entries.
 extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries, Entry* worst,
                                                                  Reach* reach, u32* counts,
-                                                                 u32* crowded, u32* crowded_count,
+                                                                 u32* overflowed, u32* overflowed_count,
                                                                  Pass pass, u32 first, u32 end,
                                                                  const u32* wanted) {
     if (!is_wanted(wanted)) return;
-    merge_in<Block>((Entry*)shared, {entries, worst, reach, counts, crowded, crowded_count}, pass,
+    merge_in<Block>((Entry*)shared, {entries, worst, reach, counts, overflowed, overflowed_count}, pass,
                     first + blockIdx.x);
 }
 
@@ -96,13 +96,13 @@ extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries,
 // shared memory.
 extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries, Entry* worst,
                                                                   Reach* reach, u32* counts,
-                                                                  u32* crowded, u32* crowded_count,
+                                                                  u32* overflowed, u32* overflowed_count,
                                                                   Pass pass, u32 first, u32 end,
                                                                   const u32* wanted) {
     if (!is_wanted(wanted)) return;
     const u32 query = first + blockIdx.x;
     const u32 count = take_candidates<Block>(
-        {entries, worst, reach, counts, crowded, crowded_count}, pass, query);
+        {entries, worst, reach, counts, overflowed, overflowed_count}, pass, query);
     if (count == 0) return;
     Entry* list = entries + (u64)query * pass.slots;
     sort<Block>(list, pass.k + count);
@@ -130,13 +130,13 @@ __device__ Entry entry_of_pair(const Scalar* query, const Scalar* row, u32 dim, 
 // of rows.
 extern "C" __global__ __launch_bounds__(PANEL) void search_again(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base, Entry* entries,
-    Entry* worst, Reach* reach, const u32* crowded, const u32* crowded_count, u64* redone,
+    Entry* worst, Reach* reach, const u32* overflowed, const u32* overflowed_count, u64* redone,
     Pass pass) {
     __shared__ u32 found;
-    const u32 total = *crowded_count;
+    const u32 total = *overflowed_count;
     const u32 room = pass.slots - pass.k - PANEL;
-    for (u32 turn = blockIdx.x; turn < total; turn += gridDim.x) {
-        const u32 query = crowded[turn];
+    for (u32 entry = blockIdx.x; entry < total; entry += gridDim.x) {
+        const u32 query = overflowed[entry];
         const Scalar* asked =
             queries + (u64)(query / PANEL) * pass.dim * PANEL + query % PANEL;
         Entry* list = entries + (u64)query * pass.slots;
@@ -179,10 +179,10 @@ extern "C" __global__ __launch_bounds__(128) void lengthen_lists(Entry* entries,
 }
 
 // Finds the lists whose threshold was too low: those that are not full and may lack a row that matters. They
-// are emptied and recorded in `crowded`. A thread per query.
+// are emptied and recorded in `overflowed`. A thread per query.
 extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Entry* worst,
-                                                             Reach* reach, u32* crowded,
-                                                             u32* crowded_count, Pass pass) {
+                                                             Reach* reach, u32* overflowed,
+                                                             u32* overflowed_count, Pass pass) {
     const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
     if (query >= pass.queries) return;
     Entry* list = entries + (u64)query * pass.slots;
@@ -193,7 +193,7 @@ extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Ent
     for (u32 i = 0; i < pass.k; ++i) list[i] = Entry::none();
     worst[query] = Entry::none();
     reach[query] = reach_everything();
-    crowded[atomicAdd(crowded_count, 1u)] = query;
+    overflowed[atomicAdd(overflowed_count, 1u)] = query;
 }
 
 // Splits the first `per_query` entries of every list into rows and distances. A thread per entry.

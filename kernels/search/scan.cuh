@@ -116,7 +116,7 @@ struct Tile {
     }
 
     // Rotates this query's totals by one row; ROWS rotations restore the order.
-    __device__ __forceinline__ void turn(u32 q) {
+    __device__ __forceinline__ void rotate(u32 q) {
         const Total total = totals[q][0];
         const u32 count = row_bits[0];
 #pragma unroll
@@ -169,7 +169,7 @@ template <typename Sink>
 __device__ __forceinline__ void offer(Tile& tile, u32 q, Reach reach, u32 query, u32 panel,
                                       u32 slot, Place place, const Pass& pass, const Sink& sink) {
 #pragma unroll 1
-    for (u32 x = 0; x < ROWS; ++x, tile.turn(q)) {
+    for (u32 x = 0; x < ROWS; ++x, tile.rotate(q)) {
         const u32 lane = place.row_lane(x);
         const u32 row = base_row(panel, lane, pass.panels);
         const Bits bits = tile.bits(q, 0);

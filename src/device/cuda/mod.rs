@@ -4,10 +4,10 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | `handle` | which GPU, and how much of its memory |
+//! | `device` | which GPU, and how much of its memory |
 //! | `search` | rows and their layouts, top-k lists, passes of launches, chosen pairs |
 //! | `hashing` | LSH tables: rows to keys, keys to tables, keys to buckets |
-//! | `kmeans` | k-means sessions: GPU-resident rows, many groups in one launch |
+//! | `kmeans` | k-means sessions: GPU-resident rows, many small problems in one launch |
 //! | `dbscan` | tiles under a tree of bounding boxes, stages of launches of bounded time |
 //! | `driver` | per-GPU state of a process: memory budget, uploads beside kernels, compiled and cached kernels |
 //!
@@ -27,12 +27,12 @@ macro_rules! assert_layout {
 }
 
 mod dbscan;
+mod device;
 mod driver;
-mod handle;
 mod hashing;
 mod kmeans;
 mod search;
 
-pub(in crate::device) use handle::{list, why_none};
+pub(in crate::device) use device::{list, why_none};
 
-pub use handle::CudaDevice;
+pub use device::CudaDevice;

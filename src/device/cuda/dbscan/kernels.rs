@@ -65,8 +65,8 @@ impl Spec {
         self.is_filtered
     }
 
-    /// Strips of 64 bytes of a row of `dim` elements: of fp16 numbers, or of words of bits.
-    pub(super) fn strips(&self, dim: usize) -> usize {
+    /// Slices of 64 bytes of a row of `dim` elements: of fp16 numbers, or of words of bits.
+    pub(super) fn slices(&self, dim: usize) -> usize {
         dim.div_ceil(if self.kind == ElementKind::Bits { 16 } else { 32 })
     }
 
@@ -222,7 +222,7 @@ mod tests {
         assert!(
             of(ElementKind::Bits, Metric::Hamming, 5) && !of(ElementKind::Bits, Metric::Jaccard, 4)
         );
-        let strips = |kind, dim| Spec::new((kind, Metric::L2, dim), false, true).strips(dim);
-        assert_eq!((strips(ElementKind::F64, 33), strips(ElementKind::Bits, 33)), (2, 3));
+        let slices = |kind, dim| Spec::new((kind, Metric::L2, dim), false, true).slices(dim);
+        assert_eq!((slices(ElementKind::F64, 33), slices(ElementKind::Bits, 33)), (2, 3));
     }
 }

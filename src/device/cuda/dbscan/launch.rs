@@ -21,8 +21,8 @@ use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
 
-/// Bytes of a strip of a row; see `kernels/dbscan/products.cuh`.
-const STRIP: usize = 64;
+/// Bytes of a slice of a row; see `kernels/dbscan/products.cuh`.
+const SLICE: usize = 64;
 
 /// The input of DBSCAN, to be sent to the device.
 pub(super) struct Shape<'a> {
@@ -97,7 +97,7 @@ impl Workspace {
         let (slots, coordinates) = (tiles * TILE, kernels.spec.coordinates());
         let chunks = dim.div_ceil(kernels.spec.width());
         let is_filtered = kernels.spec.is_filtered();
-        let strips = if is_filtered { kernels.spec.strips(dim) } else { 0 };
+        let slices = if is_filtered { kernels.spec.slices(dim) } else { 0 };
         let mut nodes = vec![tiles];
         while nodes[nodes.len() - 1] > 1 {
             nodes.push(nodes[nodes.len() - 1].div_ceil(32));
@@ -139,10 +139,10 @@ impl Workspace {
             beyond: bounds.beyond,
             inside: bounds.inside,
             products: Products {
-                strips: place(slots * strips * STRIP)?,
+                slices: place(slots * slices * SLICE)?,
                 rounded: place(if is_filtered { slots * 16 } else { 0 })?,
                 most: place(if is_filtered { tiles * 8 } else { 0 })?,
-                ..products(order, bounds.squares, strips)
+                ..products(order, bounds.squares, slices)
             },
             dim: dim as u32,
             chunk_count: chunks as u32,

@@ -36,8 +36,9 @@ impl Workspace {
         // SAFETY: all take (Dbscan), `bound_nodes` (Dbscan, u32 level) for a level above the first. `sorted` has
         // the numbers of all rows, each once, and is read by `fill_tiles` alone, a thread for each slot, which
         // writes `order`, `ranges`, `chunks`, `inverses` and `bits`. `round_tiles`, a block for each tile, has
-        // strips where products are compiled in. `bound_tiles` and `bound_nodes`, a warp for each node, write
-        // `boxes` and `totals` of a level from those of the one below, which were written before.
+        // slices where products are compiled in. `bound_tiles` and `bound_nodes`, a warp for each
+        // node, write `boxes` and `totals` of a level from those of the one below, which were
+        // written before.
         unsafe {
             self.run(&kernels.fill_tiles, ("fill_tiles", config(slots.div_ceil(128), 128, 0)))?;
             if kernels.spec.is_filtered() {

@@ -26,8 +26,8 @@ use self::order::Order;
 use self::structs::{DirectionOnDevice, Weight};
 use self::tiles::first_tiles;
 use self::weights::parts_of;
+use super::device::CudaDevice;
 use super::driver::upload::elapsed;
-use super::handle::CudaDevice;
 use crate::device::compose::components_on_host;
 use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork, Within, Work};
 use crate::error::Result;
@@ -66,7 +66,7 @@ impl DbscanDevice for CudaDevice {
     }
 
     fn warm_dbscan(&self, metric: Metric, (kind, dim): (ElementKind, usize), has_weights: bool) {
-        let has_products = self.multipliers(kind).is_some();
+        let has_products = self.tensor_cores(kind).is_some();
         let dim = device_dim(kind, kind.width(dim));
         let spec = Spec::new((kind, metric, dim), has_weights, has_products);
         let _ = Kernels::get(&self.gpu, spec);
@@ -92,7 +92,7 @@ fn components(
     let (kind, count) = (matrix.kind(), rows.len());
     let scalar = if kind == ElementKind::F64 { 8 } else { 4 };
     let dim = device_dim(kind, matrix.width());
-    let has_products = device.multipliers(kind).is_some();
+    let has_products = device.tensor_cores(kind).is_some();
     let spec = Spec::new((kind, within.metric(), dim), !weights.is_empty(), has_products);
     let kernels = Kernels::get(gpu, spec)?;
     let order = Order::new(rows, directions, spec);

@@ -104,7 +104,7 @@ pub(super) struct Dbscan {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Products {
-    pub(super) strips: u64,
+    pub(super) slices: u64,
     pub(super) rounded: u64,
     pub(super) most: u64,
     pub(super) centre: u64,
@@ -135,7 +135,7 @@ assert_layout!(Progress, 48, {
 });
 assert_layout!(Keys, 16, { splitters: 0, bits: 8 });
 assert_layout!(Products, 56, {
-    strips: 0, rounded: 8, most: 16, centre: 24, unit: 32, surely: 40, maybe: 44, count: 48,
+    slices: 0, rounded: 8, most: 16, centre: 24, unit: 32, surely: 40, maybe: 44, count: 48,
     unused: 52,
 });
 assert_layout!(Dbscan, 408, {

@@ -36,7 +36,7 @@ pub(super) fn parts(kernels: &Kernels, tiles: usize) -> usize {
 
 /// The thresholds of products, in units of the widest dimension's spread; the buffers are set
 /// elsewhere.
-pub(super) fn products(order: &Order, (below, up_to): (f64, f64), strips: usize) -> Products {
+pub(super) fn products(order: &Order, (below, up_to): (f64, f64), slices: usize) -> Products {
     let unit = power_of_two_near_inverse(order.spread);
     let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
     let maybe = up_to.max(0.0).sqrt() * unit * (1.0 + 1e-6);
@@ -47,7 +47,7 @@ pub(super) fn products(order: &Order, (below, up_to): (f64, f64), strips: usize)
         unit,
         surely: if is_normal { surely as f32 } else { -1.0 },
         maybe: (maybe as f32).max(f32::MIN_POSITIVE),
-        count: strips as u32,
+        count: slices as u32,
         ..Products::default()
     }
 }

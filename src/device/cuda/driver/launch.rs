@@ -135,17 +135,17 @@ fn blended(rate: f64, operations: f64, seconds: f64) -> f64 {
 
 /// The throttle of one stream: bounds how far the host runs ahead of the device.
 #[derive(Debug, Default)]
-pub(in crate::device::cuda) struct Pace {
+pub(in crate::device::cuda) struct LaunchThrottle {
     /// The launches since the last mark.
-    now: Stretch,
-    ahead: VecDeque<(CudaEvent, Stretch)>,
+    now: LaunchWindow,
+    ahead: VecDeque<(CudaEvent, LaunchWindow)>,
     /// The last mark that the device has passed.
     passed: Option<CudaEvent>,
 }
 
 /// The launches between two marks.
 #[derive(Debug, Default)]
-struct Stretch {
+struct LaunchWindow {
     /// The expected duration of the launches.
     seconds: f64,
     /// The rate of the first launch, and the operations of all launches at that rate.
@@ -160,7 +160,7 @@ struct Stretch {
 /// Below this share of [`MARK_SECONDS`], launches of another kind need no mark in between.
 const WORTH_A_MARK: f64 = 0.25;
 
-impl Pace {
+impl LaunchThrottle {
     /// Restarts the measurement after the host has waited for the device.
     pub(in crate::device::cuda) fn begin(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
@@ -168,7 +168,8 @@ impl Pace {
         while !self.ahead.is_empty() {
             self.wait_for_oldest()?;
         }
-        (self.now, self.passed) = (Stretch { is_timed: true, ..Stretch::default() }, Some(mark));
+        (self.now, self.passed) =
+            (LaunchWindow { is_timed: true, ..LaunchWindow::default() }, Some(mark));
         Ok(())
     }
 
@@ -199,23 +200,23 @@ impl Pace {
 
     /// Waits for the oldest mark, and updates the rate with the launches before it.
     fn wait_for_oldest(&mut self) -> Result<()> {
-        let Some((oldest, stretch)) = self.ahead.pop_front() else { return Ok(()) };
+        let Some((oldest, window)) = self.ahead.pop_front() else { return Ok(()) };
         oldest.synchronize().map_err(failed("cuEventSynchronize"))?;
         if let Some(before) = self.passed.replace(oldest)
             && let Some(passed) = &self.passed
         {
-            stretch.learn(elapsed(&before, passed)?.as_secs_f64());
+            window.learn(elapsed(&before, passed)?.as_secs_f64());
         }
         Ok(())
     }
 
     /// Seconds of launched work that may not have ended.
     fn pending(&self) -> f64 {
-        self.ahead.iter().map(|(_, stretch)| stretch.seconds).sum()
+        self.ahead.iter().map(|(_, window)| window.seconds).sum()
     }
 }
 
-impl Stretch {
+impl LaunchWindow {
     fn add(&mut self, rate: &Arc<Rate>, operations: f64, counted: Counted) {
         let is_first = self.counted.is_none();
         self.seconds += operations / rate.get();
@@ -293,36 +294,36 @@ mod tests {
         Arc::new(Rate::new(per_second))
     }
 
-    fn stretch(launches: &[(&Arc<Rate>, f64, Counted)]) -> Stretch {
-        let mut stretch = Stretch { is_timed: true, ..Stretch::default() };
+    fn window(launches: &[(&Arc<Rate>, f64, Counted)]) -> LaunchWindow {
+        let mut window = LaunchWindow { is_timed: true, ..LaunchWindow::default() };
         launches.iter().for_each(|(rate, operations, counted)| {
-            stretch.add(rate, *operations, *counted);
+            window.add(rate, *operations, *counted);
         });
-        stretch
+        window
     }
 
     #[test]
-    fn only_stretches_of_one_kind_of_work_that_was_counted_are_learned_from() {
+    fn only_windows_of_one_kind_of_work_that_was_counted_are_learned_from() {
         use Counted::{AtMost, Exactly, Guessed};
         let (scan, merge) = (rate(1e12), rate(1e10));
-        let pure = stretch(&[(&scan, 1e10, Exactly), (&scan, 1e10, Exactly)]);
+        let pure = window(&[(&scan, 1e10, Exactly), (&scan, 1e10, Exactly)]);
         assert!((pure.seconds - 0.02).abs() < 1e-12);
         pure.learn(0.01);
         assert_eq!(scan.get(), 1.5e12);
-        let mut idle = stretch(&[(&scan, 1e10, Exactly)]);
+        let mut idle = window(&[(&scan, 1e10, Exactly)]);
         idle.is_timed = false;
         for other in [
-            stretch(&[(&scan, 1e10, Exactly), (&merge, 1e8, Exactly)]),
-            stretch(&[(&scan, 1e10, Exactly), (&scan, 1e10, Guessed)]),
-            stretch(&[(&merge, 1e8, Guessed)]),
+            window(&[(&scan, 1e10, Exactly), (&merge, 1e8, Exactly)]),
+            window(&[(&scan, 1e10, Exactly), (&scan, 1e10, Guessed)]),
+            window(&[(&merge, 1e8, Guessed)]),
             idle,
         ] {
             other.learn(1.0);
         }
         assert_eq!((scan.get(), merge.get()), (1.5e12, 1e10));
         for fewer in [
-            stretch(&[(&scan, 1e10, AtMost)]),
-            stretch(&[(&scan, 1e10, Exactly), (&scan, 1e10, AtMost)]),
+            window(&[(&scan, 1e10, AtMost)]),
+            window(&[(&scan, 1e10, Exactly), (&scan, 1e10, AtMost)]),
         ] {
             fewer.learn(1e-6);
         }
@@ -334,7 +335,7 @@ mod tests {
         let guessed = rate(1e13);
         for _ in 0..20 {
             let operations = guessed.of_a_launch();
-            stretch(&[(&guessed, operations, Counted::AtMost)]).learn(operations / 1e11);
+            window(&[(&guessed, operations, Counted::AtMost)]).learn(operations / 1e11);
         }
         assert!((guessed.get() / 1e11 - 1.0).abs() < 0.01, "{}", guessed.get());
     }
@@ -344,7 +345,7 @@ mod tests {
         let rate = rate(1e12);
         let all = |times, of_expected: f64| {
             for _ in 0..times {
-                let work = stretch(&[(&rate, 1e10, Counted::AtMost)]);
+                let work = window(&[(&rate, 1e10, Counted::AtMost)]);
                 work.learn(of_expected * work.seconds);
             }
             rate.get()

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::launch::{Building, Functions, Kernels, Numbers, PLACED, SMALL, Tables, Workspace};
 use crate::device::contract::Hashes;
-use crate::device::cuda::driver::launch::{Counted, Pace};
+use crate::device::cuda::device::CudaDevice;
+use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
-use crate::device::cuda::handle::CudaDevice;
 use crate::error::{Error, Result};
 use crate::index::lsh::{Family, Hasher, Rounding, TableFunctions};
 use crate::job::{Job, Phase};
@@ -77,12 +77,12 @@ impl BuiltTables {
                 made => break made?,
             }
         };
-        let mut pace = Pace::default();
+        let mut throttle = LaunchThrottle::default();
         for first in (0..all).step_by(together) {
             let some = first..all.min(first + together);
             job.enter(Phase::Hash);
             let to = (&mut workspace, Some(&tables), tables.section_bits);
-            hash(device, &kernels, (rows, &numbers, some.clone()), to, &mut pace, job)?;
+            hash(device, &kernels, (rows, &numbers, some.clone()), to, &mut throttle, job)?;
             stream.synchronize().map_err(sys::failed("cuStreamSynchronize"))?;
             job.enter(Phase::Build);
             let zero = sys::fill(stream, workspace.large_count.slice_mut(), 0);
@@ -130,7 +130,7 @@ impl BuiltTables {
         };
         let (numbers, bits) = (&self.numbers, self.tables.section_bits);
         let (of, to) = ((queries, numbers, 0..all), (&mut workspace, None, bits));
-        hash(device, &self.kernels, of, to, &mut Pace::default(), job)?;
+        hash(device, &self.kernels, of, to, &mut LaunchThrottle::default(), job)?;
         let mut ranges = allocate(all * count * probes * 8)?;
         let mut visited = device.filled(count * 8, 0)?;
         let (found, of) = ((&mut ranges, &mut visited), (&workspace.keys, &self.tables));
@@ -162,7 +162,7 @@ fn hash(
     kernels: &Kernels,
     (rows, numbers, some): (&Hashed<'_>, &Numbers, Range<usize>),
     (workspace, tables, section_bits): (&mut Workspace, Option<&Tables>, u32),
-    pace: &mut Pace,
+    throttle: &mut LaunchThrottle,
     job: &Job,
 ) -> Result<()> {
     let stream = &device.gpu.compute;
@@ -177,7 +177,7 @@ fn hash(
         let to = (&mut *workspace, tables);
         kernels.hash(stream, (rows.buffer, numbers, some.start), to, part)?;
         let work = per_row * (end - first) as f64;
-        pace.launched(stream, &kernels.rate, work, Counted::Exactly)?;
+        throttle.launched(stream, &kernels.rate, work, Counted::Exactly)?;
         first = end;
     }
     Ok(())

@@ -4,8 +4,8 @@ use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::{CudaFunction, CudaModule};
 
-use super::images::Images;
-use super::space::{DOUBLE_BINS, Element, SINGLE_BINS, Space};
+use super::row_type::{DOUBLE_BINS, Element, RowType, SINGLE_BINS};
+use super::swizzled_tiles::SwizzledTiles;
 use crate::device::compose::LARGE_PROBLEM;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
@@ -16,8 +16,8 @@ use crate::metric::Metric;
 
 /// The maximum dimension and number of clusters for sorted centroids (Phillips 2002): the triangle
 /// inequality rules out little in high dimensions.
-const NEAR_DIM: usize = 10;
-const NEAR_CLUSTERS: usize = 4096;
+const SORT_MEANS_DIM: usize = 10;
+const SORT_MEANS_CLUSTERS: usize = 4096;
 
 /// The maximum dimension of rows that fit into registers as fp16, the elements of a slice of wider
 /// rows, and the maximum dimension of rows as fp16.
@@ -62,36 +62,36 @@ const RANKS: usize = 16;
 /// The assignment of rows to their nearest centroids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Sorted centroids (Phillips 2002): `kernels/kmeans/near.cuh`.
-    Near,
+    /// Sorted centroids (Phillips 2002): `kernels/kmeans/sort_means.cuh`.
+    SortMeans,
     /// fp16 products with error bounds: `kernels/kmeans/assign_tiles.cuh`.
     Tiles,
 }
 
 /// The warpgroup kernels, and the swizzled tiles that they multiply.
 #[derive(Debug)]
-pub(super) struct GroupKernels {
-    pub(super) images: Images,
+pub(super) struct WarpgroupKernels {
+    pub(super) swizzled: SwizzledTiles,
     pub(super) find: CudaFunction,
     pub(super) candidates: CudaFunction,
 }
 
-impl GroupKernels {
-    fn of(images: Images, module: &Arc<CudaModule>) -> Result<Self> {
+impl WarpgroupKernels {
+    fn of(swizzled: SwizzledTiles, module: &Arc<CudaModule>) -> Result<Self> {
         let load = |name| -> Result<CudaFunction> {
             let kernel = function(module, name)?;
-            allow_shared(&kernel, images.shared())?;
+            allow_shared(&kernel, swizzled.shared())?;
             Ok(kernel)
         };
-        let (find, candidates) = (load("find_by_groups")?, load("candidates_by_groups")?);
-        Ok(Self { images, find, candidates })
+        let (find, candidates) = (load("warpgroup_find")?, load("warpgroup_candidates")?);
+        Ok(Self { swizzled, find, candidates })
     }
 }
 
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
 pub(super) struct RoundKernels {
-    pub(super) space: Space,
+    pub(super) row_type: RowType,
     pub(super) limits: Limits,
     pub(super) add_moved: CudaFunction,
     pub(super) add_sorted: CudaFunction,
@@ -101,9 +101,9 @@ pub(super) struct RoundKernels {
     pub(super) copy_labels: CudaFunction,
     pub(super) costs: CudaFunction,
     pub(super) list_rows: CudaFunction,
-    pub(super) list_centroids: CudaFunction,
+    pub(super) sort_centroids: CudaFunction,
     pub(super) assign_first: CudaFunction,
-    pub(super) assign_near: CudaFunction,
+    pub(super) assign_sort_means: CudaFunction,
     pub(super) assign_last: CudaFunction,
     pub(super) sort_count: CudaFunction,
     pub(super) add_up: CudaFunction,
@@ -114,7 +114,7 @@ pub(super) struct RoundKernels {
     pub(super) assign_tiles: CudaFunction,
     pub(super) find_candidates: CudaFunction,
     /// Replacements of `assign_tiles` and `find_candidates` by warpgroup products.
-    pub(super) by_groups: Option<GroupKernels>,
+    pub(super) by_warpgroups: Option<WarpgroupKernels>,
     pub(super) take_found: CudaFunction,
     pub(super) compare_candidates: CudaFunction,
     pub(super) name_nearest: CudaFunction,
@@ -129,26 +129,29 @@ const PRODUCTS_PER_CYCLE: f64 = 512.0;
 const SUMS_PER_CYCLE: f64 = 64.0;
 
 impl RoundKernels {
-    /// The kernels for such rows, compiled and loaded by the first caller. `by_groups`: warpgroups
-    /// may multiply.
-    pub(super) fn get(gpu: &Gpu, space: Space, by_groups: bool) -> Result<Arc<Self>> {
-        type Name = (usize, Space, bool);
+    /// The kernels for such rows, compiled and loaded by the first caller. `by_warpgroups`:
+    /// warpgroups may multiply.
+    pub(super) fn get(gpu: &Gpu, row_type: RowType, by_warpgroups: bool) -> Result<Arc<Self>> {
+        type Name = (usize, RowType, bool);
         static LOADED: LazyLock<Once<Name, RoundKernels>> = LazyLock::new(Once::default);
-        LOADED.get((gpu.ordinal, space, by_groups), || Self::load(gpu, space, by_groups))
+        LOADED.get((gpu.ordinal, row_type, by_warpgroups), || {
+            Self::load(gpu, row_type, by_warpgroups)
+        })
     }
 
-    fn load(gpu: &Gpu, space: Space, by_groups: bool) -> Result<Self> {
-        let (dim, limits) = (space.dim, gpu.limits);
-        let images = Images::of(dim).filter(|_| by_groups && has_tiles(dim, limits));
-        let parameters = [&space.parameters()[..], &Images::parameters(images)].concat();
+    fn load(gpu: &Gpu, row_type: RowType, by_warpgroups: bool) -> Result<Self> {
+        let (dim, limits) = (row_type.dim, gpu.limits);
+        let swizzled = SwizzledTiles::of(dim).filter(|_| by_warpgroups && has_tiles(dim, limits));
+        let parameters =
+            [&row_type.parameters()[..], &SwizzledTiles::parameters(swizzled)].concat();
         let program = |file| Program::new(file, &parameters, &CONSTANTS);
         let mut programs = vec![program("kmeans.cu")];
-        programs.extend(images.map(|_| program("kmeans_groups.cu").for_one_architecture()));
+        programs.extend(swizzled.map(|_| program("kmeans_sm90.cu").for_one_architecture()));
         let modules = gpu.load_all(&programs)?;
-        let by_groups = images.map(|images| GroupKernels::of(images, &modules[1]));
+        let by_warpgroups = swizzled.map(|swizzled| WarpgroupKernels::of(swizzled, &modules[1]));
         let function = |name| function(&modules[0], name);
         let kernels = Self {
-            space,
+            row_type,
             limits,
             add_moved: function("add_moved")?,
             add_sorted: function("add_sorted")?,
@@ -158,9 +161,9 @@ impl RoundKernels {
             copy_labels: function("copy_labels")?,
             costs: function("costs")?,
             list_rows: function("list_rows")?,
-            list_centroids: function("list_centroids")?,
+            sort_centroids: function("sort_centroids")?,
             assign_first: function("assign_first")?,
-            assign_near: function("assign_near")?,
+            assign_sort_means: function("assign_sort_means")?,
             assign_last: function("assign_last")?,
             sort_count: function("sort_count")?,
             add_up: function("add_up")?,
@@ -169,7 +172,7 @@ impl RoundKernels {
             measure_rows: function("measure_rows")?,
             round_centroids: function("round_centroids")?,
             assign_tiles: function("assign_tiles")?,
-            by_groups: by_groups.transpose()?,
+            by_warpgroups: by_warpgroups.transpose()?,
             take_found: function("take_found")?,
             find_candidates: function("find_candidates")?,
             compare_candidates: function("compare_candidates")?,
@@ -189,8 +192,8 @@ impl RoundKernels {
 
 /// The kernels of small problems, one block per problem, for rows of one kind.
 #[derive(Debug)]
-pub(super) struct BlockKernels {
-    pub(super) space: Space,
+pub(super) struct BatchedKernels {
+    pub(super) row_type: RowType,
     pub(super) multiprocessors: usize,
     pub(super) cluster: CudaFunction,
     pub(super) finish: CudaFunction,
@@ -198,21 +201,22 @@ pub(super) struct BlockKernels {
     pub(super) sums: Arc<Rate>,
 }
 
-impl BlockKernels {
+impl BatchedKernels {
     /// The kernels for such rows, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, space: Space) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, Space), BlockKernels>> = LazyLock::new(Once::default);
-        LOADED.get((gpu.ordinal, space), || Self::load(gpu, space))
+    pub(super) fn get(gpu: &Gpu, row_type: RowType) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, RowType), BatchedKernels>> =
+            LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, row_type), || Self::load(gpu, row_type))
     }
 
-    fn load(gpu: &Gpu, space: Space) -> Result<Self> {
-        let parameters = [&space.parameters()[..], &Images::parameters(None)].concat();
-        let module = gpu.load(&Program::new("kmeans_blocks.cu", &parameters, &CONSTANTS))?;
+    fn load(gpu: &Gpu, row_type: RowType) -> Result<Self> {
+        let parameters = [&row_type.parameters()[..], &SwizzledTiles::parameters(None)].concat();
+        let module = gpu.load(&Program::new("kmeans_batched.cu", &parameters, &CONSTANTS))?;
         Ok(Self {
-            space,
+            row_type,
             multiprocessors: gpu.limits.multiprocessors,
-            cluster: function(&module, "cluster_groups")?,
-            finish: function(&module, "finish_groups")?,
+            cluster: function(&module, "cluster_batched")?,
+            finish: function(&module, "finish_batched")?,
             sums: Arc::new(gpu.limits.rate(SUMS_PER_CYCLE)),
         })
     }
@@ -224,11 +228,11 @@ pub(super) fn is_large(rows: usize, k: usize, dim: usize) -> bool {
 }
 
 /// The assignment strategy for such rows and `k` clusters, if there is one.
-pub(super) fn way(space: Space, k: usize, limits: Limits) -> Option<Way> {
-    let Space { element, metric, dim, .. } = space;
-    let has_near = element == Element::F32 && metric == Metric::SqEuclidean;
-    if has_near && dim <= NEAR_DIM && k <= NEAR_CLUSTERS {
-        Some(Way::Near)
+pub(super) fn way(row_type: RowType, k: usize, limits: Limits) -> Option<Way> {
+    let RowType { element, metric, dim, .. } = row_type;
+    let has_sort_means = element == Element::F32 && metric == Metric::SqEuclidean;
+    if has_sort_means && dim <= SORT_MEANS_DIM && k <= SORT_MEANS_CLUSTERS {
+        Some(Way::SortMeans)
     } else if has_tiles(dim, limits) {
         Some(Way::Tiles)
     } else {
@@ -244,25 +248,25 @@ fn has_tiles(dim: usize, limits: Limits) -> bool {
 /// clusters.
 pub(super) fn ranks(way: Way, k: usize) -> usize {
     match way {
-        Way::Near => (PLACES / k).clamp(1, RANKS),
+        Way::SortMeans => (PLACES / k).clamp(1, RANKS),
         Way::Tiles => usize::from(k <= PLACES),
     }
 }
 
 impl RoundKernels {
     /// The swizzled tiles of the warpgroup kernels, if these are used.
-    pub(super) fn images(&self) -> Option<Images> {
-        self.by_groups.as_ref().map(|groups| groups.images)
+    pub(super) fn swizzled_tiles(&self) -> Option<SwizzledTiles> {
+        self.by_warpgroups.as_ref().map(|kernels| kernels.swizzled)
     }
 }
 
 /// Elements of a row as fp16, padded with zeros.
-pub(super) fn half_dim(dim: usize) -> usize {
+pub(super) fn fp16_dim(dim: usize) -> usize {
     dim.next_multiple_of(if dim > NARROW_DIM { SLICE } else { 16 })
 }
 
 /// Shared memory of a block that multiplies tiles.
 pub(super) fn stages_bytes(dim: usize) -> usize {
-    let slice = if dim > NARROW_DIM { SLICE } else { half_dim(dim) };
+    let slice = if dim > NARROW_DIM { SLICE } else { fp16_dim(dim) };
     STAGES * (TILE * (slice + 8) * 2 + TILE * 4)
 }

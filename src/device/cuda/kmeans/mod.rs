@@ -3,9 +3,9 @@
 //! | strategy | for | how |
 //! |---|---|---|
 //! | [`Resident`] | rows of up to 1,024 dimensions | rows stay on the GPU, which runs all rounds |
-//! | groups | up to 32 dimensions, small problems beside others | one block per problem, all rounds in few launches |
+//! | batched | up to 32 dimensions, small problems beside others | one block per problem, all rounds in few launches |
 //! | by search | everything else | rows are searched in every round, the host computes sums |
-//! | on the host | small problems beside others that are not groups | the CPU |
+//! | on the host | small problems beside others that are not batched | the CPU |
 //!
 //! First centroids are chosen on the GPU under every strategy, unless a problem is small.
 //!
@@ -13,32 +13,32 @@
 //! squares overflow, too many centroids equally near, weighted elements beyond the range of
 //! float64, too little memory.
 
-mod device;
-mod gaps;
-mod halves;
-mod images;
+mod contract_impl;
+mod fp16;
+mod hamerly;
 mod kernels;
-mod launch_groups;
+mod launch_batched;
 mod resident;
 mod rounds;
+mod row_type;
 mod seeding;
 mod sorted;
-mod space;
 mod structs;
 mod sums;
+mod swizzled_tiles;
 mod workspace;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::kernels::{BlockKernels, MOST_ROWS, Way as ResidentWay, is_large, way};
-use self::launch_groups::{GROUPS_DIM, GroupJob, GroupsWorkspace};
+use self::kernels::{BatchedKernels, MOST_ROWS, Way as ResidentWay, is_large, way};
+use self::launch_batched::{BATCHED_DIM, BatchedProblem, BatchedWorkspace};
 use self::resident::Resident;
-use self::space::Space;
+use self::row_type::RowType;
+use super::device::CudaDevice;
 use super::driver::memory::Buffer;
 use super::driver::sys;
 use super::driver::upload::elapsed;
-use super::handle::CudaDevice;
 use crate::device::ClusterSums;
 use crate::device::compose::{BySearch, KMeansOnHost, host_session, not_started, sums_of};
 use crate::device::contract::{
@@ -57,7 +57,7 @@ struct CudaKMeans<'a, T> {
     device: Arc<CudaDevice>,
     input: KMeansInput<'a>,
     /// The type of GPU-resident rows, if rows may stay on the GPU.
-    space: Option<Space>,
+    row_type: Option<RowType>,
     problems: Vec<Problem<'a, T>>,
     by_search: BySearch<'a, CudaDevice, T>,
     on_host: KMeansOnHost<'a, T>,
@@ -86,7 +86,7 @@ struct Problem<'a, T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Resident(ResidentWay),
-    Group,
+    Batched,
     BySearch,
     OnHost,
 }
@@ -98,17 +98,17 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         problems: Vec<KMeansProblem>,
         sent: Option<(Buffer, Work)>,
     ) -> Self {
-        let space = Space::of(input.kind());
+        let row_type = RowType::of(input.kind());
         let (dim, is_alone) = (input.rows.matrix().dim(), problems.len() == 1);
         let suits = |problem: &KMeansProblem| {
             let (rows, k) = (problem.rows.len(), problem.k);
             let are_usual = problem.unit == 1.0 && squares_are_finite(dim, problem.largest);
-            let fitting = space.filter(|_| rows <= MOST_ROWS && are_usual);
-            let resident = fitting.and_then(|space| way(space, k, device.gpu.limits));
+            let fitting = row_type.filter(|_| rows <= MOST_ROWS && are_usual);
+            let resident = fitting.and_then(|row_type| way(row_type, k, device.gpu.limits));
             match (is_alone || is_large(rows, k, dim), resident) {
                 (true, Some(way)) => Way::Resident(way),
                 (true, None) => Way::BySearch,
-                (false, _) if fitting.is_some() && dim <= GROUPS_DIM => Way::Group,
+                (false, _) if fitting.is_some() && dim <= BATCHED_DIM => Way::Batched,
                 (false, _) => Way::OnHost,
             }
         };
@@ -129,7 +129,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         Self {
             device: device.clone(),
             input,
-            space,
+            row_type,
             problems: all.collect(),
             by_search: BySearch::open(device, input, problems.clone()),
             on_host: host_session(input, problems.clone()),
@@ -138,8 +138,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     }
 
     /// The type of GPU-resident rows.
-    fn space(&self) -> Result<Space> {
-        self.space.ok_or_else(not_started)
+    fn row_type(&self) -> Result<RowType> {
+        self.row_type.ok_or_else(not_started)
     }
 
     /// The session of a problem that takes a general strategy.
@@ -176,8 +176,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     /// Switches a problem from its own strategy to the general one, which repeats its last rounds.
     fn give_up(&mut self, problem: usize, job: &Job) -> Result<()> {
         let state = &mut self.problems[problem];
-        let is_group = state.way == Way::Group;
-        state.way = if is_group { Way::OnHost } else { Way::BySearch };
+        let is_batched = state.way == Way::Batched;
+        state.way = if is_batched { Way::OnHost } else { Way::BySearch };
         let (centroids, clusters) = (state.begun.0.clone(), state.begun.1.take());
         self.forget(problem)?;
         match clusters {
@@ -206,8 +206,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     ) -> Result<RoundsRun> {
         job.enter(Phase::Assign);
         let is_alone = self.problems.len() == 1;
-        let (space, state) = (self.space()?, &mut self.problems[problem]);
-        let (device, way) = (self.device.clone(), (space, way));
+        let (row_type, state) = (self.row_type()?, &mut self.problems[problem]);
+        let (device, way) = (self.device.clone(), (row_type, way));
         let there = job.with_room(|| state.resident(&device, way, job).map(|_| ()));
         let run = match there.and_then(|()| state.resident(&device, way, job)?.run(limit, job)) {
             Ok(run) => run,
@@ -236,40 +236,40 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         run.first().copied().ok_or_else(not_started)
     }
 
-    /// Runs all rounds of some groups; `None` for groups that the GPU does not support.
-    fn run_groups(
+    /// Runs all rounds of a batch of problems; `None` for those that the GPU does not support.
+    fn run_batched(
         &mut self,
-        groups: &[(usize, usize)],
+        batch: &[(usize, usize)],
         job: &Job,
     ) -> Result<Vec<Option<RoundsRun>>> {
-        let limit = groups.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
-        let of_groups = self.problems.iter_mut().filter(|problem| problem.way == Way::Group);
-        let made = in_parallel(of_groups.collect(), |problem: &mut Problem<'_, T>| {
+        let limit = batch.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
+        let of_batch = self.problems.iter_mut().filter(|problem| problem.way == Way::Batched);
+        let made = in_parallel(of_batch.collect(), |problem: &mut Problem<'_, T>| {
             job.check()?;
             problem.empty();
             Ok::<_, Error>(())
         });
         made.into_iter().collect::<Result<()>>()?;
-        let jobs = groups.iter().map(|(problem, _)| self.problems[*problem].group_job());
-        let jobs: Vec<GroupJob<T>> = jobs.collect();
+        let jobs = batch.iter().map(|(problem, _)| self.problems[*problem].batched_problem());
+        let jobs: Vec<BatchedProblem<T>> = jobs.collect();
         let CudaDevice { gpu, memory, .. } = self.device.as_ref();
-        let kernels = BlockKernels::get(gpu, self.space()?)?;
+        let kernels = BatchedKernels::get(gpu, self.row_type()?)?;
         let (buffer, mut sent) = self.device.send_rows(self.input.rows, job)?;
         sent.bytes_sent += self.input.weights.map_or(0, size_of_val) as u64;
         let weights = self.input.weights.map(|all| self.device.send(&[sys::bytes_of(all)], job));
         let rows = (buffer, self.input.rows.len(), weights.transpose()?);
         let begin = gpu.timestamp()?;
-        let mut workspace = GroupsWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
+        let mut workspace = BatchedWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
         workspace.run(&kernels, limit, job)?;
         let end = gpu.timestamp()?;
         let found = workspace.finish(&jobs, gpu, job)?;
         self.work += Work { kernel: elapsed(&begin, &end)?, ..sent };
-        let runs = groups.iter().zip(found).map(|((problem, _), (status, group))| {
+        let runs = batch.iter().zip(found).map(|((problem, _), (status, result))| {
             let stop = status.stop_reason().unwrap_or(StopReason::Limit);
             if stop == StopReason::EmptyCluster || status.is_given_up() {
                 return None;
             }
-            self.problems[*problem].done = Some((group.centroids, group.labels));
+            self.problems[*problem].done = Some((result.centroids, result.labels));
             let (rounds, moved) = (status.iterations as usize, status.moved_last as usize);
             Some(RoundsRun { rounds, moved, stop })
         });
@@ -282,13 +282,13 @@ impl<T: Real> Problem<'_, T> {
     fn resident(
         &mut self,
         device: &CudaDevice,
-        (space, way): (Space, ResidentWay),
+        (row_type, way): (RowType, ResidentWay),
         job: &Job,
     ) -> Result<&mut Resident> {
         if self.resident.is_none() {
             let empty = self.empty();
             let rows = (&self.rows, self.uploaded.take());
-            let of = (&empty, space, way);
+            let of = (&empty, row_type, way);
             let mut resident = Resident::open(device, rows, self.weights, &self.given, of, job)?;
             resident.start(&self.begun.0)?;
             self.resident = Some(resident);
@@ -303,8 +303,8 @@ impl<T: Real> Problem<'_, T> {
         self.empty.get_or_insert_with(|| ClusterSums::new(values, self.weights, dim, k)).clone()
     }
 
-    fn group_job(&mut self) -> GroupJob<T> {
-        GroupJob {
+    fn batched_problem(&mut self) -> BatchedProblem<T> {
+        BatchedProblem {
             rows: self.given.rows.clone(),
             empty: self.empty(),
             tolerance: self.given.tolerance,
@@ -332,7 +332,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
 
     fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>> {
         match self.problems[problem].suits {
-            Way::OnHost | Way::Group => self.on_host.assign_to(problem, centroids, job),
+            Way::OnHost | Way::Batched => self.on_host.assign_to(problem, centroids, job),
             _ => self.by_search.assign_to(problem, centroids, job),
         }
     }
@@ -345,7 +345,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         let fits = squares_are_finite(state.rows.matrix().dim(), largest);
         state.way = match state.suits {
             Way::Resident(_) if !fits => Way::BySearch,
-            Way::Group if !fits => Way::OnHost,
+            Way::Batched if !fits => Way::OnHost,
             suits => suits,
         };
         (state.begun, state.done) = ((centroids, None), None);
@@ -354,7 +354,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
                 Some(resident) => resident.start(&state.begun.0),
                 None => Ok(()),
             },
-            Way::Group => Ok(()),
+            Way::Batched => Ok(()),
             Way::BySearch | Way::OnHost => {
                 let centroids = state.begun.0.clone();
                 state.uploaded = None;
@@ -381,15 +381,15 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             let has = |i: &usize| session.problems[problems[*i].0].way == way;
             (0..problems.len()).filter(has).collect()
         };
-        let groups = all(Way::Group, self);
-        if !groups.is_empty() {
+        let batch = all(Way::Batched, self);
+        if !batch.is_empty() {
             job.check()?;
-            let asked: Vec<_> = groups.iter().map(|i| problems[*i]).collect();
-            let ran = match self.run_groups(&asked, job) {
+            let asked: Vec<_> = batch.iter().map(|i| problems[*i]).collect();
+            let ran = match self.run_batched(&asked, job) {
                 Err(Error::DeviceMemory { .. }) => vec![None; asked.len()],
                 ran => ran?,
             };
-            for ((i, (problem, _)), run) in groups.iter().zip(asked).zip(ran) {
+            for ((i, (problem, _)), run) in batch.iter().zip(asked).zip(ran) {
                 runs[*i] = run;
                 if run.is_none() {
                     self.give_up(problem, job)?;
@@ -407,20 +407,20 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
                     runs[i] = Some(self.run_resident(*problem, way, *limit, job)?);
                 }
                 Way::BySearch => runs[i] = Some(self.run_general(*problem, *limit, job)?),
-                Way::Group | Way::OnHost => {}
+                Way::Batched | Way::OnHost => {}
             }
         }
         runs.into_iter().map(|run| run.ok_or_else(not_started)).collect()
     }
 
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
-        let (space, state) = (self.space, &mut self.problems[problem]);
+        let (row_type, state) = (self.row_type, &mut self.problems[problem]);
         if state.done.is_some() {
             return Ok(());
         }
         match state.way {
             Way::Resident(way) => {
-                let way = (space.ok_or_else(not_started)?, way);
+                let way = (row_type.ok_or_else(not_started)?, way);
                 match state.resident(&self.device, way, job) {
                     Ok(resident) => {
                         if resident.assign(job)? {
@@ -433,8 +433,8 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
                 }
                 self.give_up(problem, job)?;
             }
-            // A group without rounds is not worth a launch.
-            Way::Group => self.give_up(problem, job)?,
+            // A problem without rounds is not worth a launch.
+            Way::Batched => self.give_up(problem, job)?,
             Way::BySearch | Way::OnHost => {}
         }
         self.general(problem).assign(problem, job)
@@ -469,7 +469,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         }
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => resident.centroids(),
-            (Way::Resident(_) | Way::Group, _) => Ok(state.begun.0.clone()),
+            (Way::Resident(_) | Way::Batched, _) => Ok(state.begun.0.clone()),
             _ => self.general(problem).centroids(problem),
         }
     }
@@ -483,7 +483,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         }
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => resident.sums(job),
-            (Way::Resident(_) | Way::Group, _) => Ok(state.empty()),
+            (Way::Resident(_) | Way::Batched, _) => Ok(state.empty()),
             _ => self.general(problem).sums(problem, job),
         }
     }

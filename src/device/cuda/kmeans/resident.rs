@@ -7,23 +7,23 @@ use std::time::Duration;
 use cudarc::driver::CudaEvent;
 
 use super::kernels::{MOST_ROWS, RoundKernels, Way};
-use super::space::Space;
+use super::row_type::RowType;
 use super::structs::{Status, labels_of};
 use super::workspace::Workspace;
 use crate::device::ClusterSums;
 use crate::device::contract::{Assignment, KMeansProblem, Labels, RoundsRun, StopReason, Work};
+use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::driver::upload::elapsed;
-use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
 use crate::job::{Job, Progress};
 use crate::matrix::{ElementKind, Real};
 use crate::rows::Rows;
 
 /// Rounds between two checks of the status.
-const STRETCH: usize = 16;
+const ROUNDS_TOGETHER: usize = 16;
 
 /// The rows of one problem on a GPU, with all buffers that its rounds need.
 pub(super) struct Resident {
@@ -42,11 +42,11 @@ impl Resident {
     /// The kernels for such rows.
     pub(super) fn kernels(
         device: &CudaDevice,
-        space: Space,
+        row_type: RowType,
         way: Way,
     ) -> Result<Arc<RoundKernels>> {
-        let has_groups = device.multipliers(ElementKind::F32) == Some(Multipliers::Groups);
-        RoundKernels::get(&device.gpu, space, has_groups && way == Way::Tiles)
+        let by_warpgroups = device.tensor_cores(ElementKind::F32) == Some(TensorCores::Warpgroups);
+        RoundKernels::get(&device.gpu, row_type, by_warpgroups && way == Way::Tiles)
     }
 
     /// Uploads rows whose squared distances never overflow float32, unless they are on the GPU
@@ -56,12 +56,12 @@ impl Resident {
         (rows, uploaded): (&Rows, Option<Buffer>),
         weights: Option<&[f64]>,
         problem: &KMeansProblem,
-        (empty, space, way): (&ClusterSums, Space, Way),
+        (empty, row_type, way): (&ClusterSums, RowType, Way),
         job: &Job,
     ) -> Result<Self> {
         assert!(rows.len() <= MOST_ROWS);
         let CudaDevice { gpu, memory, .. } = device;
-        let kernels = Self::kernels(device, space, way)?;
+        let kernels = Self::kernels(device, row_type, way)?;
         let (buffer, mut work) = match uploaded {
             Some(buffer) => (buffer, Work::default()),
             None => device.send_rows(rows, job)?,
@@ -111,16 +111,16 @@ impl Resident {
         let (mut ordered, mut told) = (0, 0);
         let status = loop {
             job.check()?;
-            let stretch = STRETCH.min(limit - ordered);
+            let together = ROUNDS_TOGETHER.min(limit - ordered);
             self.timed(|resident| {
-                for _ in 0..stretch {
+                for _ in 0..together {
                     resident.workspace.assign(false, job)?;
                     resident.workspace.add()?;
                     resident.workspace.update()?;
                 }
                 Ok(())
             })?;
-            ordered += stretch;
+            ordered += together;
             let status = self.workspace.status()?;
             let done = (status.iterations - before.iterations) as usize;
             let moved = status.moved_last as usize;

@@ -3,20 +3,20 @@
 
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 
-use super::images::{IMAGE_CENTROIDS, IMAGE_ROWS};
 use super::kernels::{
-    ADDED_ROWS, GroupKernels, LANE_ROWS, SORTED_ROWS, TILE, WARPS, Way, ranks, stages_bytes,
+    ADDED_ROWS, LANE_ROWS, SORTED_ROWS, TILE, WARPS, WarpgroupKernels, Way, ranks, stages_bytes,
 };
-use super::space::Element;
-use super::structs::Halves;
+use super::row_type::Element;
+use super::structs::Fp16Buffers;
+use super::swizzled_tiles::{SWIZZLED_CENTROIDS, SWIZZLED_ROWS};
 use super::workspace::Workspace;
 use crate::device::cuda::driver::launch::{Counted, config};
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::job::Job;
 
-/// Threads of a block of `find_by_groups`.
-const GROUP_THREADS: usize = 384;
+/// Threads of a block of `warpgroup_find`.
+const WARPGROUP_THREADS: usize = 384;
 
 /// Whether rows are sorted again after this number of assignments, which grows by factors of four:
 /// fewer and fewer rows move.
@@ -50,26 +50,31 @@ impl Workspace {
 
     fn compare(&mut self, is_last: u32, job: &Job) -> Result<()> {
         match self.way {
-            Way::Near => {
+            Way::SortMeans => {
                 let kernels = self.kernels.clone();
                 let (function, name, rows) = if self.assigned == 0 {
                     (&kernels.assign_first, "assign_first", 256 * LANE_ROWS)
                 } else {
-                    self.list_centroids(is_last)?;
+                    self.sort_centroids(is_last)?;
                     match is_last {
-                        0 => (&kernels.assign_near, "assign_near", 256),
+                        0 => (&kernels.assign_sort_means, "assign_sort_means", 256),
                         _ => (&kernels.assign_last, "assign_last", 256),
                     }
                 };
                 self.in_pieces((rows, self.counted()), job, |kernel, blocks| {
                     let (first, all) = ((blocks.start * rows) as u32, config(blocks.len(), 256, 0));
-                    // SAFETY: all take (Rounds, Near, u32 first, u32 is_last), 256 threads a block, for rows
-                    // from `first` on. `assign_first` writes the labels of all rows, and reads none;
-                    // `assign_near` and `assign_last` read them after that, and the lists that
-                    // `list_centroids` has just written, and write labels and `moved`.
+                    // SAFETY: all take (Rounds, SortedCentroids, u32 first, u32 is_last), 256
+                    // threads a block, for rows from `first` on. `assign_first` writes the labels
+                    // of all rows, and reads none; `assign_sort_means` and `assign_last` read them
+                    // after that, and the lists that `sort_centroids` has just written, and write
+                    // labels and `moved`.
                     unsafe {
                         kernel.launch(function, (name, all), |launch, kernel| {
-                            launch.arg(&kernel.rounds).arg(&kernel.near).arg(&first).arg(&is_last);
+                            launch
+                                .arg(&kernel.rounds)
+                                .arg(&kernel.sorted_centroids)
+                                .arg(&first)
+                                .arg(&is_last);
                         })
                     }
                 })
@@ -79,16 +84,21 @@ impl Workspace {
     }
 
     /// Sorts the centroids by their distances from each centroid, and sorts rows if it is time.
-    fn list_centroids(&mut self, is_last: u32) -> Result<()> {
+    fn sort_centroids(&mut self, is_last: u32) -> Result<()> {
         let size = self.k.next_power_of_two();
         let lists = config(self.k, size.clamp(64, 512) / 2, size * 8);
-        let (list, size) = (&self.kernels.list_centroids, size as u32);
-        // SAFETY: `list_centroids` takes (Rounds, Near, u32 size, u32 is_last), a block of up to 256 threads for
-        // each centroid, and shared memory for `size` u64, a power of two from `k` on: `k` of them go to the
-        // centroid's own part of `lists`, which has room for k × k.
+        let (list, size) = (&self.kernels.sort_centroids, size as u32);
+        // SAFETY: `sort_centroids` takes (Rounds, SortedCentroids, u32 size, u32 is_last), a block
+        // of up to 256 threads for each centroid, and shared memory for `size` u64, a power of two
+        // from `k` on: `k` of them go to the centroid's own part of `lists`, which has room for
+        // k × k.
         unsafe {
-            self.launch(list, ("list_centroids", lists), |launch, workspace| {
-                launch.arg(&workspace.rounds).arg(&workspace.near).arg(&size).arg(&is_last);
+            self.launch(list, ("sort_centroids", lists), |launch, workspace| {
+                launch
+                    .arg(&workspace.rounds)
+                    .arg(&workspace.sorted_centroids)
+                    .arg(&size)
+                    .arg(&is_last);
             })
         }?;
         if is_last == 0 && is_time_to_sort(self.assigned) {
@@ -98,73 +108,79 @@ impl Workspace {
     }
 
     fn assign_by_tiles(&mut self, is_last: u32, job: &Job) -> Result<()> {
-        let centroids = config(self.k.next_multiple_of(IMAGE_CENTROIDS).div_ceil(8), 256, 0);
-        // SAFETY: `round_centroids` takes (Rounds, Halves, u32 is_last), 256 threads a block and a warp for each
-        // centroid of whole images: it writes `half_centroids`, `half_squares` and `far`, which have room for
-        // these, and the status.
+        let centroids = config(self.k.next_multiple_of(SWIZZLED_CENTROIDS).div_ceil(8), 256, 0);
+        // SAFETY: `round_centroids` takes (Rounds, Fp16Buffers, u32 is_last), 256 threads a block
+        // and a warp for each centroid of whole swizzled tiles: it writes `fp16_centroids`,
+        // `half_squares` and `far`, which have room for these, and the status.
         unsafe {
             let kernel = &self.kernels.round_centroids;
-            self.launch_halves(kernel, ("round_centroids", centroids), is_last)
+            self.launch_fp16(kernel, ("round_centroids", centroids), is_last)
         }?;
         let kernels = self.kernels.clone();
-        match &kernels.by_groups {
-            Some(groups) => self.assign_by_groups(groups, is_last, job)?,
+        match &kernels.by_warpgroups {
+            Some(warpgroups) => self.assign_by_warpgroups(warpgroups, is_last, job)?,
             None => self.assign_by_warps(is_last, job)?,
         }
         let pairs = config(self.blocks(8), 128, 0);
         let compare = &kernels.compare_candidates;
-        // SAFETY: the three take (Rounds, Halves, u32 is_last) and any number of blocks, of 128, 256 and 256
-        // threads. `compare_candidates` reads the pairs that products have listed, `room_for_pairs` at most, of
-        // places in `uncertain` and centroids below `k`, and writes `nearest`, and `distances` of f64.
-        // `name_nearest`, of f64 alone, has both and `clusters`. `settle` reads what they wrote of the rows in
-        // `uncertain`, and writes labels, gaps and `moved`.
+        // SAFETY: the three take (Rounds, Fp16Buffers, u32 is_last) and any number of blocks, of
+        // 128, 256 and 256 threads. `compare_candidates` reads the pairs that products have listed,
+        // `room_for_pairs` at most, of places in `uncertain` and centroids below `k`, and writes
+        // `nearest`, and `distances` of f64. `name_nearest`, of f64 alone, has both and `clusters`.
+        // `settle` reads what they wrote of the rows in `uncertain`, and writes labels, gaps and
+        // `moved`.
         unsafe {
-            self.launch_halves(compare, ("compare_candidates", pairs), is_last)?;
-            if kernels.space.element == Element::F64 {
+            self.launch_fp16(compare, ("compare_candidates", pairs), is_last)?;
+            if kernels.row_type.element == Element::F64 {
                 let pairs = config(self.blocks(8), 256, 0);
-                self.launch_halves(&kernels.name_nearest, ("name_nearest", pairs), is_last)?;
+                self.launch_fp16(&kernels.name_nearest, ("name_nearest", pairs), is_last)?;
             }
             let uncertain = config(self.blocks(2), 256, 0);
-            self.launch_halves(&kernels.settle, ("settle", uncertain), is_last)
+            self.launch_fp16(&kernels.settle, ("settle", uncertain), is_last)
         }
     }
 
-    fn assign_by_groups(&mut self, kernels: &GroupKernels, is_last: u32, job: &Job) -> Result<()> {
-        let grid = config(self.blocks(1), GROUP_THREADS, kernels.images.shared());
-        let find = (&kernels.find, ("find_by_groups", grid));
-        // SAFETY: `find_by_groups` reads the images of rows and of centroids, which were rounded before, and
-        // writes `found` of the rows in its images.
-        unsafe { self.for_images(find, self.counted(), is_last, job) }?;
+    fn assign_by_warpgroups(
+        &mut self,
+        kernels: &WarpgroupKernels,
+        is_last: u32,
+        job: &Job,
+    ) -> Result<()> {
+        let grid = config(self.blocks(1), WARPGROUP_THREADS, kernels.swizzled.shared());
+        let find = (&kernels.find, ("warpgroup_find", grid));
+        // SAFETY: `warpgroup_find` reads the swizzled tiles of rows and of centroids, which were
+        // rounded before, and writes `found` of the rows in its tiles.
+        unsafe { self.for_swizzled_tiles(find, self.counted(), is_last, job) }?;
         let all = config(self.count.div_ceil(256), 256, 0);
-        // SAFETY: `take_found` takes (Rounds, Halves, u32 is_last), 256 threads a block and a thread for each
-        // row: it reads `found`, which the launches before have written of all rows that are compared, and
-        // writes labels, gaps, `moved`, `uncertain` and `least`.
-        unsafe { self.launch_halves(&self.kernels.take_found, ("take_found", all), is_last) }?;
+        // SAFETY: `take_found` takes (Rounds, Fp16Buffers, u32 is_last), 256 threads a block and a
+        // thread for each row: it reads `found`, which the launches before have written of all rows
+        // that are compared, and writes labels, gaps, `moved`, `uncertain` and `least`.
+        unsafe { self.launch_fp16(&self.kernels.take_found, ("take_found", all), is_last) }?;
         // Only of uncertain rows, which are few.
-        let candidates = (&kernels.candidates, ("candidates_by_groups", grid));
-        // SAFETY: `candidates_by_groups` reads the images of uncertain rows and of all centroids, and `least`,
-        // and lists pairs, as far as there is room.
-        unsafe { self.for_images(candidates, Counted::AtMost, is_last, job) }
+        let candidates = (&kernels.candidates, ("warpgroup_candidates", grid));
+        // SAFETY: `warpgroup_candidates` reads the swizzled tiles of uncertain rows and of all
+        // centroids, and `least`, and lists pairs, as far as there is room.
+        unsafe { self.for_swizzled_tiles(candidates, Counted::AtMost, is_last, job) }
     }
 
     /// Launches a kernel for all swizzled tiles of rows, some at a time.
     ///
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes `Rounds`, `Halves`, the first image of rows, the
-    /// one after the last, and whether it is the last round.
-    unsafe fn for_images(
+    /// That of [`launch`](Self::launch), for a kernel that takes `Rounds`, `Fp16Buffers`, the first
+    /// swizzled tile of rows, the one after the last, and whether it is the last round.
+    unsafe fn for_swizzled_tiles(
         &mut self,
         (function, name): (&CudaFunction, (&'static str, LaunchConfig)),
         counted: Counted,
         is_last: u32,
         job: &Job,
     ) -> Result<()> {
-        self.in_pieces((IMAGE_ROWS, counted), job, |workspace, some| {
+        self.in_pieces((SWIZZLED_ROWS, counted), job, |workspace, some| {
             let (first, end) = (some.start as u32, some.end as u32);
             // SAFETY: the caller's; tiles up to `end` exist.
             unsafe {
                 workspace.launch(function, name, |launch, workspace| {
-                    launch.arg(&workspace.rounds).arg(&workspace.halves);
+                    launch.arg(&workspace.rounds).arg(&workspace.fp16);
                     launch.arg(&first).arg(&end).arg(&is_last);
                 })
             }
@@ -173,16 +189,17 @@ impl Workspace {
 
     fn assign_by_warps(&mut self, is_last: u32, job: &Job) -> Result<()> {
         let (rows, threads) = (32 * WARPS, 32 * WARPS);
-        let shared = stages_bytes(self.kernels.space.dim);
+        let shared = stages_bytes(self.kernels.row_type.dim);
         self.in_pieces((rows, self.counted()), job, |workspace, blocks| {
             let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
             let function = &workspace.kernels.assign_tiles;
-            // SAFETY: `assign_tiles` takes (Rounds, Halves, u32 first_block, u32 is_last), `WARPS` warps and
-            // `stages_bytes` a block, each of 32 rows a warp from its own on: it reads the rows and centroids
-            // that were rounded before, and writes labels, gaps, `moved`, `uncertain` and `least`.
+            // SAFETY: `assign_tiles` takes (Rounds, Fp16Buffers, u32 first_block, u32 is_last),
+            // `WARPS` warps and `stages_bytes` a block, each of 32 rows a warp from its own on: it
+            // reads the rows and centroids that were rounded before, and writes labels, gaps,
+            // `moved`, `uncertain` and `least`.
             unsafe {
                 workspace.launch(function, ("assign_tiles", all), |launch, workspace| {
-                    launch.arg(&workspace.rounds).arg(&workspace.halves).arg(&first).arg(&is_last);
+                    launch.arg(&workspace.rounds).arg(&workspace.fp16).arg(&first).arg(&is_last);
                 })
             }
         })?;
@@ -190,12 +207,12 @@ impl Workspace {
         // In parts of all centroids: few rows are uncertain, and each block compares them with its
         // part.
         some.grid_dim.1 = (self.k.div_ceil(TILE) / 2).clamp(1, 8) as u32;
-        // SAFETY: `find_candidates` takes (Rounds, Halves, u32 is_last), blocks as `assign_tiles` and any number
-        // of them, in any number of parts: it reads `uncertain` and `least`, and lists pairs, as far as there
-        // is room.
+        // SAFETY: `find_candidates` takes (Rounds, Fp16Buffers, u32 is_last), blocks as
+        // `assign_tiles` and any number of them, in any number of parts: it reads `uncertain` and
+        // `least`, and lists pairs, as far as there is room.
         unsafe {
             let kernel = &self.kernels.find_candidates;
-            self.launch_halves(kernel, ("find_candidates", some), is_last)
+            self.launch_fp16(kernel, ("find_candidates", some), is_last)
         }
     }
 
@@ -212,7 +229,7 @@ impl Workspace {
         launch: impl Fn(&Self, std::ops::Range<usize>) -> Result<()>,
     ) -> Result<()> {
         let blocks = self.count.div_ceil(rows);
-        let per_block = (rows * self.k * self.kernels.space.dim) as f64;
+        let per_block = (rows * self.k * self.kernels.row_type.dim) as f64;
         let mut next = 0;
         while next < blocks {
             job.check()?;
@@ -220,7 +237,7 @@ impl Workspace {
             let some = next..blocks.min(next.saturating_add(most));
             launch(self, some.clone())?;
             let work = some.len() as f64 * per_block;
-            self.pace.launched(&self.stream, &self.rate, work, counted)?;
+            self.throttle.launched(&self.stream, &self.rate, work, counted)?;
             next = some.end;
         }
         Ok(())
@@ -232,20 +249,20 @@ impl Workspace {
         let are_added = std::mem::replace(&mut self.are_added, true);
         if !are_added && self.at_places.is_some() {
             let (labels, positions) = match self.way {
-                Way::Near => {
+                Way::SortMeans => {
                     self.sort(1)?;
                     (self.rounds.labels, 0)
                 }
                 Way::Tiles => {
                     // The memory of two lists of u32, which each round overwrites.
-                    let Halves { uncertain, least, .. } = self.halves;
+                    let Fp16Buffers { uncertain, least, .. } = self.fp16;
                     // SAFETY: all rows were assigned just before, both have room for a u32 of each, and one
                     // rank is what `at_places` has room for.
                     unsafe { self.order((0, uncertain, least), 1) }?;
                     (least, uncertain)
                 }
             };
-            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.space.width();
+            let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.row_type.width();
             let all = config(threads.div_ceil(256), 256, 0);
             // SAFETY: `add_sorted` takes (Rounds, Sums, const u32* labels, const u32* positions), 256 threads a
             // block and a thread for each sum of `ADDED_ROWS` rows. Labels, and positions unless they are null,
@@ -313,24 +330,25 @@ impl Workspace {
         let (kernels, places) = (&self.kernels, self.k * ranks);
         let blocks = config(self.count.div_ceil(SORTED_ROWS), 1024, places * 4);
         let ranks = ranks as u32;
-        let (counts, all) = (self.near.sorted_counts, places as u32);
+        let (counts, all) = (self.sorted_centroids.sorted_counts, places as u32);
         let total = counts + u64::from(all) * 4;
-        // SAFETY: `sort_count` takes (Rounds, Near, u32 ranks), 1,024 threads and k × ranks u32 of shared memory a
-        // block, each for `SORTED_ROWS` rows, all of which are in clusters below `k`; it counts in
-        // `sorted_counts`, zero before, and notes places in `moved`, which no list needs any more. `add_up` takes
-        // (u32* counts, u32 total, u32 together, u32* sums): one block adds up these counts, and writes what the
-        // buffer has one more u32 for. `sort_move` takes (Rounds, Near, u32 ranks, Scalar* rows, u32* numbers,
-        // u32* labels) in the grid of `sort_count`: it moves each row to a position of its own below `count`, for
-        // which the targets have room, none of which `rounds` names.
+        // SAFETY: `sort_count` takes (Rounds, SortedCentroids, u32 ranks), 1,024 threads and
+        // k × ranks u32 of shared memory a block, each for `SORTED_ROWS` rows, all of which are in
+        // clusters below `k`; it counts in `sorted_counts`, zero before, and notes places in
+        // `moved`, which no list needs any more. `add_up` takes (u32* counts, u32 total, u32
+        // together, u32* sums): one block adds up these counts, and writes what the buffer has one
+        // more u32 for. `sort_move` takes (Rounds, SortedCentroids, u32 ranks, Scalar* rows, u32*
+        // numbers, u32* labels) in the grid of `sort_count`: it moves each row to a position of its
+        // own below `count`, for which the targets have room, none of which `rounds` names.
         unsafe {
             self.launch(&kernels.sort_count, ("sort_count", blocks), |launch, workspace| {
-                launch.arg(&workspace.rounds).arg(&workspace.near).arg(&ranks);
+                launch.arg(&workspace.rounds).arg(&workspace.sorted_centroids).arg(&ranks);
             })?;
             self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
                 launch.arg(&counts).arg(&all).arg(&all).arg(&total);
             })?;
             self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
-                launch.arg(&kernel.rounds).arg(&kernel.near).arg(&ranks);
+                launch.arg(&kernel.rounds).arg(&kernel.sorted_centroids).arg(&ranks);
                 launch.arg(&rows).arg(&numbers).arg(&labels);
             })
         }

@@ -99,15 +99,15 @@ pub(super) struct Rounds {
 pub(super) struct Sums {
     /// A f64 for each row, or null.
     pub(super) weights: u64,
-    /// k × [width](super::space::Space::width) of i64, parts of steps only in some
-    /// [spaces](super::space::Space::has_parts); and k of i64.
+    /// k × [width](super::row_type::RowType::width) of i64, parts of steps only for some
+    /// [types of rows](super::row_type::RowType::has_parts); and k of i64.
     pub(super) sums: u64,
     pub(super) parts: u64,
     pub(super) counts: u64,
-    /// k × width × [bins](super::space::Space::bins) of i64, and k of u32.
+    /// k × width × [bins](super::row_type::RowType::bins) of i64, and k of u32.
     pub(super) wide: u64,
     pub(super) is_wide: u64,
-    /// k of u32, and of u64, in some [spaces](super::space::Space::has_singles).
+    /// k of u32, and of u64, for some [types of rows](super::row_type::RowType::has_singles).
     pub(super) first_rows: u64,
     pub(super) differing: u64,
     /// Width of f64.
@@ -118,10 +118,10 @@ pub(super) struct Sums {
     pub(super) tolerance: f64,
 }
 
-/// Buffers of `Way::Near`.
+/// Buffers of `Way::SortMeans`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Near {
+pub(super) struct SortedCentroids {
     /// k × k of u64, and a u32 for each place in the order.
     pub(super) lists: u64,
     pub(super) sorted_counts: u64,
@@ -130,14 +130,14 @@ pub(super) struct Near {
 /// Buffers and numbers of `Way::Tiles`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Halves {
-    /// `count` rows, and whole tiles of centroids, of [`half_dim`](super::kernels::half_dim); for
+pub(super) struct Fp16Buffers {
+    /// `count` rows, and whole tiles of centroids, of [`fp16_dim`](super::kernels::fp16_dim); for
     /// warpgroups, whole swizzled tiles of both.
-    pub(super) half_rows: u64,
-    pub(super) half_centroids: u64,
+    pub(super) fp16_rows: u64,
+    pub(super) fp16_centroids: u64,
     /// `count` of two f32.
     pub(super) rounded: u64,
-    /// Whole tiles of f32, and whole images of u32.
+    /// Whole tiles of f32, and whole swizzled tiles of u32.
     pub(super) half_squares: u64,
     pub(super) far: u64,
     /// `count` of u32, f32 and u64; of f64 also of u32.
@@ -164,9 +164,9 @@ unsafe impl DeviceRepr for Rounds {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Sums {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Near {}
+unsafe impl DeviceRepr for SortedCentroids {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Halves {}
+unsafe impl DeviceRepr for Fp16Buffers {}
 
 assert_layout!(Status, 80, {
     end: 0, iterations: 4, current: 8, moved_last: 12, moved: 16, uncertain: 20, pairs: 24,
@@ -181,9 +181,9 @@ assert_layout!(Sums, 96, {
     weights: 0, sums: 8, parts: 16, counts: 24, wide: 32, is_wide: 40, first_rows: 48,
     differing: 56, inverse: 64, shifts: 72, limit: 80, tolerance: 88,
 });
-assert_layout!(Near, 16, { lists: 0, sorted_counts: 8 });
-assert_layout!(Halves, 136, {
-    half_rows: 0, half_centroids: 8, rounded: 16, half_squares: 24, far: 32, uncertain: 40,
+assert_layout!(SortedCentroids, 16, { lists: 0, sorted_counts: 8 });
+assert_layout!(Fp16Buffers, 136, {
+    fp16_rows: 0, fp16_centroids: 8, rounded: 16, half_squares: 24, far: 32, uncertain: 40,
     least: 48, nearest: 56, clusters: 64, pairs: 72, distances: 80, found: 88, origin: 96,
     scale: 104, unscale: 112, absolute: 120, room_for_pairs: 128, padding: 132,
 });

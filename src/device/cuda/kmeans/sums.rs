@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::space::Space;
+use super::row_type::RowType;
 use crate::device::ClusterSums;
 use crate::device::cuda::driver::launch::address;
 use crate::device::cuda::driver::memory::Buffer;
@@ -14,7 +14,7 @@ use crate::job::Job;
 
 /// The buffers of cluster sums; all zero without rows.
 pub(super) struct SumsMemory {
-    space: Space,
+    row_type: RowType,
     pub(super) sums: Buffer,
     /// Parts of steps, if sums have them.
     parts: Option<Buffer>,
@@ -30,19 +30,19 @@ impl SumsMemory {
     /// Allocates sums of `k` clusters.
     pub(super) fn new(
         k: usize,
-        space: Space,
+        row_type: RowType,
         allocate: impl Fn(usize) -> Result<Buffer>,
     ) -> Result<Self> {
-        let numbers = k * space.width();
+        let numbers = k * row_type.width();
         let singles = || Ok([allocate(k * 4)?, allocate(k * 8)?]);
         Ok(Self {
-            space,
-            parts: space.has_parts().then(|| allocate(numbers * 8)).transpose()?,
+            row_type,
+            parts: row_type.has_parts().then(|| allocate(numbers * 8)).transpose()?,
             sums: allocate(numbers * 8)?,
             counts: allocate(k * 8)?,
-            wide: allocate(numbers * space.bins() * 8)?,
+            wide: allocate(numbers * row_type.bins() * 8)?,
             is_wide: allocate(k * 4)?,
-            singles: space.has_singles().then(singles).transpose()?,
+            singles: row_type.has_singles().then(singles).transpose()?,
         })
     }
 
@@ -75,8 +75,8 @@ impl SumsMemory {
         job: &Job,
     ) -> Result<ClusterSums> {
         let home = failed("cuMemcpyDtoHAsync");
-        let Self { space, sums, parts, counts, wide, is_wide, .. } = self;
-        let (k, dim, width) = (empty.clusters(), space.dim, space.width());
+        let Self { row_type, sums, parts, counts, wide, is_wide, .. } = self;
+        let (k, dim, width) = (empty.clusters(), row_type.dim, row_type.width());
         let mut found = empty.cleared();
         found.counts = sys::read(stream, counts.slice(), k).map_err(&home)?;
         let mut put = |numbers: Vec<i64>, is_low: bool| {
@@ -94,7 +94,7 @@ impl SumsMemory {
             put(sys::read(stream, parts.slice(), k * width).map_err(&home)?, true);
         }
         let is_wide: Vec<u32> = sys::read(stream, is_wide.slice(), k).map_err(&home)?;
-        let (bins, least) = (space.bins(), space.least_exponent());
+        let (bins, least) = (row_type.bins(), row_type.least_exponent());
         // One cluster at a time: the bins of all clusters can take gigabytes.
         for cluster in (0..k).filter(|cluster| is_wide[*cluster] != 0) {
             job.check()?;

@@ -1,25 +1,26 @@
 //! The memory that the kernels of Lloyd's rounds over one set of rows share.
 //!
 //! A [`Workspace`] allocates it in the sizes that they rely on and keeps it until it is dropped; kernels get
-//! it as [`Rounds`], [`Sums`], [`Near`] and [`Halves`]. Kernels run in the order of one stream.
+//! it as [`Rounds`], [`Sums`], [`SortedCentroids`] and [`Fp16Buffers`]. Kernels run in the order of
+//! one stream.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKernelArg};
 
-use super::gaps::Gaps;
-use super::halves::of_tiles;
-use super::images::IMAGE_ROWS;
+use super::fp16::fp16_buffers;
+use super::hamerly::HamerlyBounds;
 use super::kernels::{MOST_ROWS, RoundKernels, Way, ranks};
+use super::row_type::RowType;
 use super::sorted::Sorted;
-use super::space::Space;
-use super::structs::{Halves, Near, Rounds, Status, Sums};
+use super::structs::{Fp16Buffers, Rounds, SortedCentroids, Status, Sums};
 use super::sums::SumsMemory;
+use super::swizzled_tiles::SWIZZLED_ROWS;
 use crate::device::ClusterSums;
 use crate::device::contract::KMeansProblem;
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{Pace, Rate, address, check_size, config};
+use crate::device::cuda::driver::launch::{LaunchThrottle, Rate, address, check_size, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
@@ -35,9 +36,9 @@ pub(super) struct Workspace {
     pub(super) k: usize,
     pub(super) rounds: Rounds,
     pub(super) in_sums: Sums,
-    pub(super) near: Near,
-    pub(super) halves: Halves,
-    pub(super) pace: Pace,
+    pub(super) sorted_centroids: SortedCentroids,
+    pub(super) fp16: Fp16Buffers,
+    pub(super) throttle: LaunchThrottle,
     /// The rate of assigning rows.
     pub(super) rate: Arc<Rate>,
     pub(super) status: Buffer,
@@ -48,7 +49,7 @@ pub(super) struct Workspace {
     /// … and whether rows are in the sums.
     pub(super) are_added: bool,
     /// Hamerly's lower bounds, by which rows are skipped, if they are used.
-    pub(super) gaps: Option<Gaps>,
+    pub(super) gaps: Option<HamerlyBounds>,
     /// The memory of cluster sums: all zero without rows.
     pub(super) sums: SumsMemory,
     pub(super) rows: Buffer,
@@ -78,12 +79,12 @@ impl Workspace {
         (count, way): (usize, Way),
         (problem, empty): (&KMeansProblem, &ClusterSums),
     ) -> Result<Self> {
-        let (Space { element, dim, .. }, k) = (kernels.space, problem.k);
+        let (RowType { element, dim, .. }, k) = (kernels.row_type, problem.k);
         let steps = empty.inverse_steps();
         assert!(count <= MOST_ROWS && problem.origin.len() == dim);
-        assert!(steps.len() == kernels.space.width());
+        assert!(steps.len() == kernels.row_type.width());
         check_size(&rows, count * dim, element.bytes());
-        assert_eq!(weights.is_some(), kernels.space.has_weights);
+        assert_eq!(weights.is_some(), kernels.row_type.has_weights);
         weights.iter().for_each(|weights| check_size(weights, count, size_of::<f64>()));
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         let mut kept = Vec::new();
@@ -96,9 +97,10 @@ impl Workspace {
         let status = allocate(size_of::<Status>())?;
         let centroids = allocate(2 * k * dim * element.bytes())?;
         let labels = allocate(count * 4)?;
-        let gaps = (way == Way::Tiles).then(|| Gaps::new((count, k), allocate)).transpose()?;
-        let [of_rows, drifts, listed] = Gaps::addresses(gaps.as_ref(), stream);
-        let sums = SumsMemory::new(k, kernels.space, allocate)?;
+        let gaps =
+            (way == Way::Tiles).then(|| HamerlyBounds::new((count, k), allocate)).transpose()?;
+        let [of_rows, drifts, listed] = HamerlyBounds::addresses(gaps.as_ref(), stream);
+        let sums = SumsMemory::new(k, kernels.row_type, allocate)?;
         let [parts, first_rows, differing] = sums.addresses(stream);
         let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(steps.len() * 8)?);
         sys::write(stream, origin.slice_mut(), &problem.origin)?;
@@ -130,20 +132,22 @@ impl Workspace {
             limit: empty.sums.steps.limit(),
             tolerance: problem.tolerance,
         };
-        let (mut near, mut halves, mut sorted) = (Near::default(), Halves::default(), None);
+        let (mut sorted_centroids, mut fp16, mut sorted) =
+            (SortedCentroids::default(), Fp16Buffers::default(), None);
         let at_places = match ranks(way, k) {
             0 => None,
             ranks => Some(allocate((k * ranks + 1) * 4)?),
         };
-        near.sorted_counts = at_places.as_ref().map_or(0, |counts| address(stream, counts));
+        sorted_centroids.sorted_counts =
+            at_places.as_ref().map_or(0, |counts| address(stream, counts));
         match way {
-            Way::Near => {
-                near.lists = place(k * k * 8)?;
+            Way::SortMeans => {
+                sorted_centroids.lists = place(k * k * 8)?;
                 sorted = Some(Sorted::new((count, dim), allocate)?);
             }
             Way::Tiles => {
                 let origin = address(stream, &origin);
-                halves = of_tiles(problem, (&kernels, count), origin, &mut place)?;
+                fp16 = fp16_buffers(problem, (&kernels, count), origin, &mut place)?;
             }
         }
         kept.extend([origin, inverse].into_iter().chain(weights));
@@ -157,10 +161,10 @@ impl Workspace {
             k,
             rounds,
             in_sums,
-            near,
-            halves,
+            sorted_centroids,
+            fp16,
             at_places,
-            pace: Pace::default(),
+            throttle: LaunchThrottle::default(),
             rate,
             status,
             centroids,
@@ -183,7 +187,7 @@ impl Workspace {
     /// Rounds all rows to fp16, at a scale that suits most of them: an outlier may be so large that
     /// all other rows underflow.
     fn round_rows(&mut self) -> Result<()> {
-        let at_first = self.halves;
+        let at_first = self.fp16;
         for _ in 1..MOST_SCALES {
             let (typical, largest) = self.round_and_measure()?;
             if typical >= LEAST_TYPICAL {
@@ -192,12 +196,12 @@ impl Workspace {
             if largest == 0.0 {
                 break;
             }
-            self.halves.scale_up(f64::from(128.0 / typical.max(1e-6)));
+            self.fp16.scale_up(f64::from(128.0 / typical.max(1e-6)));
             self.reset_status((0, 0))?;
         }
         // No scale suits most rows, for instance if most are equal: then no row counts as an
         // outlier.
-        self.halves = at_first;
+        self.fp16 = at_first;
         self.reset_status((0, 0))?;
         let (_, largest) = self.round_and_measure()?;
         self.reset_status((largest.to_bits(), largest.max(LEAST_TYPICAL).to_bits()))
@@ -206,17 +210,17 @@ impl Workspace {
     /// Rounds all rows; returns a norm that few rows exceed, and the norm of the longest.
     fn round_and_measure(&self) -> Result<(f32, f32)> {
         assert_eq!(self.way, Way::Tiles);
-        let all = config(self.count.next_multiple_of(IMAGE_ROWS).div_ceil(8), 256, 0);
+        let all = config(self.count.next_multiple_of(SWIZZLED_ROWS).div_ceil(8), 256, 0);
         let round = (&self.kernels.round_rows, ("round_rows", all));
         let measure = (&self.kernels.measure_rows, ("measure_rows", config(1, 1024, 0)));
         for (kernel, grid) in [round, measure] {
-            // SAFETY: both take (Rounds, Halves), which `new` has filled in for `Way::Tiles`.
-            // `round_rows`, a warp for each row of whole images, reads the rows and the origin and writes
-            // `half_rows` and `rounded`; `measure_rows`, one block of 1,024 threads, reads `rounded` after it,
-            // and writes the status.
+            // SAFETY: both take (Rounds, Fp16Buffers), which `new` has filled in for `Way::Tiles`.
+            // `round_rows`, a warp for each row of whole swizzled tiles, reads the rows and the
+            // origin and writes `fp16_rows` and `rounded`; `measure_rows`, one block of 1,024
+            // threads, reads `rounded` after it, and writes the status.
             unsafe {
                 self.launch(kernel, grid, |launch, kernel| {
-                    launch.arg(&kernel.rounds).arg(&kernel.halves);
+                    launch.arg(&kernel.rounds).arg(&kernel.fp16);
                 })
             }?;
         }
@@ -232,7 +236,7 @@ impl Workspace {
 
     /// Restarts the measurement of launches.
     pub(super) fn begin(&mut self) -> Result<()> {
-        self.pace.begin(&self.stream)
+        self.throttle.begin(&self.stream)
     }
 
     /// Sets the status for the next launches to that before any round, with the bits of
@@ -244,7 +248,7 @@ impl Workspace {
 
     /// The valid centroids, in the set `current`.
     pub(super) fn centroids<T: Real>(&self, current: u32, gpu: &Gpu) -> Result<Vec<T>> {
-        let (size, element) = (self.k * self.kernels.space.dim, self.kernels.space.element);
+        let (size, element) = (self.k * self.kernels.row_type.dim, self.kernels.row_type.element);
         // Usually few; the caller has no job that could be cancelled.
         let mut both = element.read(gpu, &self.centroids, 2 * size, &Job::default())?;
         Ok(both.drain(current as usize * size..).take(size).collect())
@@ -252,9 +256,9 @@ impl Workspace {
 
     /// Stores these as the first of the two sets; all rows will be compared with them.
     pub(super) fn set_centroids<T: Real>(&mut self, centroids: &[T]) -> Result<()> {
-        assert_eq!(centroids.len(), self.k * self.kernels.space.dim);
+        assert_eq!(centroids.len(), self.k * self.kernels.row_type.dim);
         let centroids = centroids.iter().copied();
-        self.kernels.space.element.write(&self.stream, &mut self.centroids, centroids)?;
+        self.kernels.row_type.element.write(&self.stream, &mut self.centroids, centroids)?;
         self.gaps.as_mut().map_or(Ok(()), |gaps| gaps.forget(&self.stream))
     }
 
@@ -295,7 +299,7 @@ impl Workspace {
         job: &Job,
     ) -> Result<(Vec<u32>, Vec<T>)> {
         assert!(self.assigned > 0, "rows have clusters");
-        let element = self.kernels.space.element;
+        let element = self.kernels.row_type.element;
         let mut labels = memory.allocate(&self.stream, self.count * 4)?;
         let mut costs = memory.allocate(&self.stream, self.count * element.bytes())?;
         let all = config(self.count.div_ceil(128), 128, 0);
@@ -340,7 +344,8 @@ impl Workspace {
         // SAFETY: arguments, grid and order are as the caller says. The structs' buffers live as long as this
         // workspace, have the sizes that are written at their fields, and are used on this stream only; kernels
         // touch positions and numbers of rows below `count`, clusters below `k`, and elements and sums below the
-        // space's `dim` and width, for which they were compiled. Lists of rows hold each row once at most.
+        // row type's `dim` and width, for which they were compiled. Lists of rows hold each row
+        // once at most.
         unsafe { launch.launch(grid) }.map_err(failed(name))?;
         Ok(())
     }
@@ -361,8 +366,9 @@ impl Workspace {
     }
 
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes [`Rounds`], [`Halves`] and whether it is the last.
-    pub(super) unsafe fn launch_halves(
+    /// That of [`launch`](Self::launch), for a kernel that takes [`Rounds`], [`Fp16Buffers`] and
+    /// whether it is the last.
+    pub(super) unsafe fn launch_fp16(
         &self,
         function: &CudaFunction,
         grid: (&'static str, LaunchConfig),
@@ -371,7 +377,7 @@ impl Workspace {
         // SAFETY: the caller's.
         unsafe {
             self.launch(function, grid, |launch, kernel| {
-                launch.arg(&kernel.rounds).arg(&kernel.halves).arg(&is_last);
+                launch.arg(&kernel.rounds).arg(&kernel.fp16).arg(&is_last);
             })
         }
     }

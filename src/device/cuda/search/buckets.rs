@@ -1,10 +1,10 @@
 //! Searches in LSH buckets, on a GPU.
 
-use super::device::MOST_ROOM;
-use super::join::JoinOf;
+use super::bucket_self_join::SelfJoinInput;
+use super::contract_impl::MOST_ROOM;
 use super::launch::Kernels;
+use super::launch_bucket_self_join::JoinedTables;
 use super::launch_buckets::{InBuckets, Lookup, Own, Taken};
-use super::launch_join::Joining;
 use super::rows::{CudaRows, wait_for};
 use super::spec::{Spec, device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
@@ -12,9 +12,9 @@ use crate::device::contract::{
     Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, Starts,
     TableRows, TablesBuilt,
 };
-use crate::device::cuda::driver::launch::{Counted, Pace};
+use crate::device::cuda::device::CudaDevice;
+use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::sys;
-use crate::device::cuda::handle::CudaDevice;
 use crate::device::cuda::hashing::{self, can_hash};
 use crate::error::{Error, Result};
 use crate::index::lsh::Hasher;
@@ -168,7 +168,7 @@ impl CudaDevice {
         let (Some(own), count) = (buckets.own, buckets.queries) else { return Ok(None) };
         // A join covers all tables.
         let is_of_all = buckets.tables == tables.tables;
-        if !is_of_all || !tables.joins.pays(tables.table_rows, count, (k, buckets.left_out)) {
+        if !is_of_all || !tables.self_join.pays(tables.table_rows, count, (k, buckets.left_out)) {
             return Ok(None);
         }
         let plain = base.plain(self, job)?;
@@ -177,10 +177,10 @@ impl CudaDevice {
         let left_out = buckets.left_out.map(|bits| send(sys::bytes_of(bits))).transpose()?;
         let matrix = base.rows.matrix();
         let of_rows = tables.own_buckets(self, kernels)?;
-        let of = JoinOf {
+        let of = SelfJoinInput {
             base: &plain.buffer,
             dim: device_dim(matrix.kind(), matrix.dim()),
-            joining: Joining {
+            joining: JoinedTables {
                 tables: tables.tables,
                 table_rows: tables.table_rows,
                 rows: tables.rows(),
@@ -191,7 +191,7 @@ impl CudaDevice {
             left_out: buckets.left_out,
         };
         let own = self.own(Some(own), tables.table_rows, job)?;
-        match tables.joins.lists(self, (&of, k, kernels), (&own, count), job) {
+        match tables.self_join.lists(self, (&of, k, kernels), (&own, count), job) {
             Ok(taken) => self.read_lists::<T>((&taken, kernels), (count, k), job).map(Some),
             Err(Error::DeviceMemory { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -216,7 +216,7 @@ impl CudaDevice {
         };
         let mut search = self.in_buckets(base, tables, (buckets, lookup), (k, kernels), job)?;
         let (rate, dim) = (kernels.buckets_rate(), search.dim + VISIT);
-        let mut pace = Pace::default();
+        let mut throttle = LaunchThrottle::default();
         let mut first = 0;
         while first < visited.len() {
             job.check()?;
@@ -235,7 +235,7 @@ impl CudaDevice {
             let operations = rows * dim as f64;
             let are_enough = end - first >= search.workers;
             let counted = if are_enough { Counted::Exactly } else { Counted::Guessed };
-            pace.launched(&gpu.compute, rate, operations, counted)?;
+            throttle.launched(&gpu.compute, rate, operations, counted)?;
             first = end;
         }
         self.read_lists::<T>((&search.taken, kernels), (search.queries, k), job)

@@ -13,11 +13,11 @@ use super::launch_pairs::{DIRECTION_BYTES, Laid, Measured, Ranked, Side};
 use super::passes;
 use super::rows::{CudaRows, Layouts, Panels, Plain, get_or_make, wait_for};
 use crate::device::contract::{Definition, Distances, Neighbors};
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{Counted, Pace};
+use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::Memory;
 use crate::device::cuda::driver::upload::Transfer;
-use crate::device::cuda::handle::CudaDevice;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::metric::Sum;
@@ -195,7 +195,7 @@ impl Exact {
         device: (&Gpu, &Arc<Memory>),
         (kernels, lists): (&Kernels, &mut Lists),
         per_list: usize,
-        (pace, job): (&mut Pace, &Job),
+        (throttle, job): (&mut LaunchThrottle, &Job),
     ) -> Result<()> {
         let (gpu, queries) = (device.0, lists.queries);
         let (dim, keep) = (self.base.dim, self.definition.k.min(per_list));
@@ -213,7 +213,7 @@ impl Exact {
             let some = (first, together.min(pairs - first));
             kernels.measure_lists(&gpu.compute, (&sides.0, &sides.1), lists, some, &measured)?;
             let work = some.1 as f64 * of_a_pair;
-            pace.launched(&gpu.compute, rate, work, Counted::Exactly)?;
+            throttle.launched(&gpu.compute, rate, work, Counted::Exactly)?;
         }
         let room = Kernels::room_to_rank(per_list);
         let of_a_list = (room as u32 * room.ilog2() * (room.ilog2() + 1) / 2) as f64;
@@ -223,7 +223,7 @@ impl Exact {
             job.check()?;
             let some = (first, together.min(queries - first));
             kernels.rank_lists(&gpu.compute, lists, some, &measured, &mut self.ranked)?;
-            pace.launched(&gpu.compute, rate, some.1 as f64 * of_a_list, Counted::Guessed)?;
+            throttle.launched(&gpu.compute, rate, some.1 as f64 * of_a_list, Counted::Guessed)?;
         }
         Ok(())
     }

@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::CudaEvent;
 
 use super::launch_pairs::DIRECTION_BYTES;
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::driver::upload::{Transfer, bytes_of};
-use crate::device::cuda::handle::CudaDevice;
 use crate::error::Result;
 use crate::job::Job;
 use crate::metric::Direction;

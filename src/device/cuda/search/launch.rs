@@ -109,8 +109,8 @@ pub(super) struct Lists {
     pub(super) worst: Buffer,
     pub(super) reach: Buffer,
     pub(super) counts: Buffer,
-    pub(super) crowded: Buffer,
-    pub(super) crowded_count: Buffer,
+    pub(super) overflowed: Buffer,
+    pub(super) overflowed_count: Buffer,
     pub(super) redone: Buffer,
 }
 
@@ -344,7 +344,7 @@ impl Kernels {
     }
 
     /// Merges a pass's candidates for some queries, from `first` on; skipped if `wanted` is given
-    /// and its word on the device is 0. Queries that are already crowded stay so.
+    /// and its word on the device is 0. Queries that are already overflowed stay so.
     pub(super) fn merge(
         &self,
         stream: &Arc<CudaStream>,
@@ -358,7 +358,7 @@ impl Kernels {
         assert!(pass.k as usize <= lists.k && pass.slots as usize == lists.slots);
         if first == 0 && pass.dense == 0 && wanted.is_none() {
             stream
-                .memset_zeros(lists.crowded_count.slice_mut())
+                .memset_zeros(lists.overflowed_count.slice_mut())
                 .map_err(failed("cuMemsetD8Async"))?;
         }
         let (function, name, grid) = self.merge_variant(lists, count);
@@ -367,7 +367,7 @@ impl Kernels {
         let mut launch = stream.launch_builder(function);
         launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
         launch.arg(lists.reach.slice_mut()).arg(lists.counts.slice_mut());
-        launch.arg(lists.crowded.slice_mut()).arg(lists.crowded_count.slice_mut()).arg(pass);
+        launch.arg(lists.overflowed.slice_mut()).arg(lists.overflowed_count.slice_mut()).arg(pass);
         launch.arg(&first).arg(&end).arg(&wanted);
         // SAFETY: `check` holds; a list and its candidates are sorted within its `slots` entries,
         // or in as much shared memory as the variant was given.
@@ -457,8 +457,8 @@ impl Kernels {
         check_size(&lists.worst, padded, entry_bytes(kind));
         check_size(&lists.reach, padded, real_bytes(kind));
         check_size(&lists.counts, padded, 4);
-        check_size(&lists.crowded, lists.queries, 4);
-        check_size(&lists.crowded_count, 1, 4);
+        check_size(&lists.overflowed, lists.queries, 4);
+        check_size(&lists.overflowed_count, 1, 4);
         check_size(&lists.redone, 1, 8);
     }
 

@@ -14,12 +14,12 @@ use super::passes::{self, PANEL, PassKind, SearchPasses};
 use super::rows::{Panels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::contract::{Distances, Enough, Neighbors, Pairing, QueryRows, Work};
+use crate::device::cuda::device::{CudaDevice, PairStrategy};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{Counted, Pace};
+use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::device::cuda::driver::upload::{Transfer, elapsed};
-use crate::device::cuda::handle::{Comparing, CudaDevice};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::ElementKind;
@@ -27,7 +27,7 @@ use crate::matrix::ElementKind;
 /// The speed of a scan relative to searching again for single queries.
 const SEARCH_AGAIN_PENALTY: f64 = 16.0;
 
-/// The same if few queries are searched again, as a filter with more crowded queries is given up.
+/// The same if few queries are searched again, as a filter with more overflowed queries is given up.
 const FEW_AGAIN: f64 = 2.0;
 
 /// In `Pass::first_query`: queries and base rows are different rows. No base row has this number or
@@ -44,7 +44,7 @@ pub(super) struct Search {
     /// The state for lists by the definition, if these are wanted.
     pub(super) exact: Option<Exact>,
     account: Account,
-    pace: Pace,
+    throttle: LaunchThrottle,
 }
 
 /// The work of a search; times are kept as events until they are asked for.
@@ -82,17 +82,17 @@ impl Search {
             worst: buffer(padded, entry_bytes(kind))?,
             reach: buffer(padded, real_bytes(kind))?,
             counts: buffer(padded, 4)?,
-            crowded: buffer(rows, 4)?,
-            crowded_count: buffer(1, 4)?,
+            overflowed: buffer(rows, 4)?,
+            overflowed_count: buffer(1, 4)?,
             redone: buffer(1, 8)?,
         };
         gpu.compute.memset_zeros(lists.redone.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
         if rows > 0 {
             kernels.clear_lists(&gpu.compute, &mut lists)?;
         }
-        let (account, pace) = (Account::default(), Pace::default());
+        let (account, throttle) = (Account::default(), LaunchThrottle::default());
         let (is_self_join, exact) = (false, None);
-        Ok(Self { kernels, lists, offered: 0, is_self_join, exact, account, pace })
+        Ok(Self { kernels, lists, offered: 0, is_self_join, exact, account, throttle })
     }
 
     /// The kind of the distances.
@@ -159,7 +159,7 @@ impl Search {
             let filtering = filtering.as_ref().filter(|_| step.kind == PassKind::Filtered);
             if let Some(filtering) = filtering {
                 let pass = (&pass, &step.visits);
-                filtering.run(gpu, &mut self.lists, pass, &mut self.pace, job)?;
+                filtering.run(gpu, &mut self.lists, pass, &mut self.throttle, job)?;
             }
             let wanted = filtering.map(Filtering::given_up);
             self.scan(gpu, (queries, base), (&mut pass, &step.visits), wanted, job)?;
@@ -211,12 +211,12 @@ impl Search {
             let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
             self.kernels.scan(&gpu.compute, sides, lists, pass, wanted)?;
             let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-            self.pace.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
+            self.throttle.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
         }
         Ok(())
     }
 
-    /// Compares crowded queries with the panels of some visits, `penalty` times slower than a scan
+    /// Compares overflowed queries with the panels of some visits, `penalty` times slower than a scan
     /// if their number reaches the expected maximum.
     fn search_again(
         &mut self,
@@ -234,7 +234,7 @@ impl Search {
             let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
             self.kernels.search_again(&gpu.compute, sides.0, sides.1, lists, pass)?;
             let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
-            self.pace.launched(&gpu.compute, &rate, work * penalty, Counted::Guessed)?;
+            self.throttle.launched(&gpu.compute, &rate, work * penalty, Counted::Guessed)?;
         }
         Ok(())
     }
@@ -246,12 +246,12 @@ impl Search {
         queries: &Panels,
         base: &Panels,
     ) -> Result<Option<Filtering>> {
-        let CudaDevice { gpu, memory, comparing } = device;
+        let CudaDevice { gpu, memory, pair_strategy } = device;
         let spec = self.kernels.spec();
         let list = (self.lists.k, self.lists.slots, self.kernels.shared_limit);
         let sizes = (queries.rows, base.rows);
-        let always = !matches!(comparing, Comparing::Best);
-        let Some(by) = device.multipliers(spec.kind()) else { return Ok(None) };
+        let always = !matches!(pair_strategy, PairStrategy::Best);
+        let Some(by) = device.tensor_cores(spec.kind()) else { return Ok(None) };
         if !filter::pays((spec.kind(), spec.metric()), list, sizes, always) {
             return Ok(None);
         }
@@ -276,7 +276,7 @@ impl Search {
             let queries = (first, count);
             self.kernels.merge(&gpu.compute, &mut self.lists, pass, queries, wanted)?;
             let work = count as f64 * per_query;
-            self.pace.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
+            self.throttle.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
         }
         Ok(())
     }
@@ -363,7 +363,7 @@ impl Search {
         let begin = gpu.timestamp()?;
         if queries * per_query > 0 {
             let lists = (&*self.kernels, &mut self.lists);
-            exact.rank(device, lists, per_query, (&mut self.pace, job))?;
+            exact.rank(device, lists, per_query, (&mut self.throttle, job))?;
         }
         self.account.computing.push((begin, gpu.timestamp()?));
         self.account.transfers.extend(exact.take_transfers());

@@ -2,13 +2,13 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | `device` | the search contract of a GPU |
+//! | `contract_impl` | the search contract of a GPU |
 //! | `buckets`, `launch_buckets` | searches in LSH buckets |
 //! | `tables` | LSH tables, built on the GPU or sent |
-//! | `join`, `launch_join` | self-joins of LSH buckets |
+//! | `bucket_self_join`, `launch_bucket_self_join` | self-joins of LSH buckets |
 //! | `exact`, `given` | lists by the definition, and the values that it reads |
 //! | `rows` | rows and their layouts on the GPU |
-//! | `launch_bounds` | launches that set and repair thresholds, and extend lists |
+//! | `launch_prebound` | launches that set and repair thresholds, and extend lists |
 //! | `lists` | the lists of a block of queries, from empty to downloaded |
 //! | `filter` | the filter of pairs by tensor-core products |
 //! | `passes` | the cut of a search into passes |
@@ -18,17 +18,17 @@
 //! Nothing here waits for the device, except to keep the host from running far ahead of it (so that
 //! a cancelled search stops soon) and to download values.
 
+mod bucket_self_join;
 mod buckets;
-mod device;
+mod contract_impl;
 mod exact;
 mod filter;
 mod given;
-mod join;
 mod launch;
-mod launch_bounds;
+mod launch_bucket_self_join;
 mod launch_buckets;
-mod launch_join;
 mod launch_pairs;
+mod launch_prebound;
 mod lists;
 mod passes;
 mod rows;

@@ -10,11 +10,11 @@ use super::given::Given;
 use super::launch::{Kernels, Piece};
 use super::passes::{PANEL, panels};
 use super::spec::{Spec, device_dim, scalar_bytes};
+use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::device::cuda::driver::upload::{PIECE_BYTES, Transfer, bytes_of};
-use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::metric::{Metric, Sum};
@@ -82,7 +82,7 @@ impl Panels {
     pub(super) fn packed(
         &self,
         device: &CudaDevice,
-        by: Multipliers,
+        by: TensorCores,
     ) -> Result<Option<Arc<PackedBase>>> {
         let made = get_or_make(&self.packed, || {
             match PackedBase::of(device, by, &self.kernels, self.rows()) {

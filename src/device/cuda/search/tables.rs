@@ -2,15 +2,15 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::join::Joins;
+use super::bucket_self_join::KeptSelfJoin;
 use super::launch::Kernels;
 use super::launch_buckets::OwnBuckets;
 use super::rows::{CudaRows, wait_for};
 use super::spec::device_dim;
 use crate::device::contract::{Hashes, TableRows, TablesBuilt};
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
-use crate::device::cuda::handle::CudaDevice;
 use crate::device::cuda::hashing::{BuiltTables, Hashed};
 use crate::error::Result;
 use crate::job::Job;
@@ -26,7 +26,7 @@ pub struct CudaTables {
     pub(super) visits: f64,
     pub(super) most_visits: Vec<u64>,
     /// The kept self-join of the tables.
-    pub(super) joins: Joins,
+    pub(super) self_join: KeptSelfJoin,
 }
 
 /// The origin of tables.
@@ -86,7 +86,7 @@ impl CudaTables {
             source: Source::Built(Box::new(built)),
             visits: squares / rows.count as f64,
             most_visits,
-            joins: Joins::default(),
+            self_join: KeptSelfJoin::default(),
         };
         Ok(Some(TablesBuilt { tables, sizes }))
     }
@@ -118,8 +118,8 @@ impl CudaTables {
             ),
             own: Mutex::default(),
         }));
-        let (tables, joins) = (tables.len(), Joins::default());
-        Ok(Self { tables, table_rows, source, visits, most_visits, joins })
+        let (tables, self_join) = (tables.len(), KeptSelfJoin::default());
+        Ok(Self { tables, table_rows, source, visits, most_visits, self_join })
     }
 
     /// The bucket of each row in each table.

@@ -9,6 +9,7 @@ use cudarc::driver::{
 };
 
 use super::input::Input;
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
@@ -17,7 +18,6 @@ use crate::device::cuda::driver::launch::{
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::{self, failed};
-use crate::device::cuda::handle::CudaDevice;
 use crate::device::cuda::kmeans::kernels::MOST_ROWS;
 use crate::error::Result;
 use crate::job::Job;

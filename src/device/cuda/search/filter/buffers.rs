@@ -2,17 +2,18 @@
 
 use crate::device::cuda::driver::memory::Buffer;
 
-/// A packed base, its row-major rows in the order of visits, and the parameters of its packing.
+/// A packed base: its swizzled tiles, its row-major rows in the order of visits, and
+/// the parameters of its packing.
 pub(super) struct BaseBuffers {
-    pub(super) images: Buffer,
+    pub(super) tiles: Buffer,
     pub(super) rows: Buffer,
     pub(super) with: PackedWith,
 }
 
 /// The parameters of a base's packing.
 pub(super) enum PackedWith {
-    /// Numbers: the centre of the base, and the scale and error bounds of its rows.
-    Halves { centre: Buffer, packing: Buffer },
+    /// Numbers, as fp16: the centre of the base, and the scale and error bounds of its rows.
+    Fp16 { centre: Buffer, packing: Buffer },
     /// Bits: the positions of rows before they were sorted, and the fewest set bits of a row of
     /// each tile.
     Sorted { order: Buffer, fewest: Buffer },
@@ -20,7 +21,7 @@ pub(super) enum PackedWith {
 
 /// Queries, packed for one base.
 pub(super) struct QueryBuffers {
-    pub(super) images: Buffer,
+    pub(super) tiles: Buffer,
     pub(super) rows: Buffer,
     pub(super) asked: Buffer,
     pub(super) thresholds: Buffer,

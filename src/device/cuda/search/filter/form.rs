@@ -4,22 +4,23 @@
 
 use super::super::passes::{Cuts, PANEL};
 use super::super::spec::{entry_bytes, scalar_bytes};
+use crate::device::cuda::device::TensorCores;
 use crate::device::cuda::driver::compile::Program;
-use crate::device::cuda::handle::Multipliers;
 use crate::matrix::ElementKind;
 use crate::metric::{Metric, Sum};
 
 /// Bytes of a step of a product; the fp16 numbers, and the words of bits, that it has.
 const STEP: usize = 32;
-const HALVES: usize = 16;
+const FP16_OF_STEP: usize = 16;
 const WORDS: usize = 8;
 
-/// fp16 numbers at the end of a row that turn its sum into a test. See `kernels/filter/image.cuh`.
+/// fp16 numbers at the end of a row that turn its sum into a test. See
+/// `kernels/filter/swizzled_tile.cuh`.
 const TEST: usize = 4;
 
 /// The maximum number of steps of rows that stay in registers: of fp16 numbers, and of bits.
 const NARROW: usize = 9;
-const HELD: usize = 4;
+const STEPS_IN_REGISTERS: usize = 4;
 
 /// Shared memory of the ring buffer, beside mbarriers.
 const RING_BYTES: usize = 216 << 10;
@@ -59,8 +60,8 @@ const FEWEST_ROWS: usize = 8192;
 
 /// The operands of the products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Products {
-    Halves,
+enum Operands {
+    Fp16,
     /// Bits; products are counts.
     Bits,
 }
@@ -80,7 +81,7 @@ enum Kernel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Queries {
     /// Registers.
-    Held,
+    InRegisters,
     /// Shared memory.
     Resident,
     /// The ring buffer: queries are streamed beside the base.
@@ -90,7 +91,7 @@ enum Queries {
 /// The shape of the kernels for rows of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in super::super) struct Form {
-    of: Products,
+    of: Operands,
     kernel: Kernel,
     /// Steps of 32 bytes in a row.
     pub(super) steps: usize,
@@ -98,8 +99,8 @@ pub(in super::super) struct Form {
     pub(super) log: u32,
     /// Base rows in a tile.
     pub(super) tile: usize,
-    /// Groups of 64 queries per block.
-    groups: usize,
+    /// Warpgroups of a block, with 64 queries each; single warps share as many queries.
+    warpgroups: usize,
     queries: Queries,
     /// Blocks that share tiles.
     pub(super) cluster: usize,
@@ -110,56 +111,56 @@ pub(in super::super) struct Form {
 
 impl Form {
     /// The form for rows of `dim` numbers.
-    pub(in super::super) fn of_numbers(dim: usize, by: Multipliers) -> Self {
-        let steps = (dim + TEST).div_ceil(HALVES);
+    pub(in super::super) fn of_numbers(dim: usize, by: TensorCores) -> Self {
+        let steps = (dim + TEST).div_ceil(FP16_OF_STEP);
         match by {
-            Multipliers::Groups if steps <= NARROW => Self::narrow(steps),
-            Multipliers::Groups => Self::wide(Products::Halves, steps),
-            Multipliers::Warps { shared } => Self::warps(Products::Halves, steps, shared),
+            TensorCores::Warpgroups if steps <= NARROW => Self::narrow(steps),
+            TensorCores::Warpgroups => Self::wide(Operands::Fp16, steps),
+            TensorCores::Warps { shared } => Self::warps(Operands::Fp16, steps, shared),
         }
     }
 
     /// The form for rows of `words` words of bits.
-    pub(in super::super) fn of_words(words: usize, by: Multipliers) -> Self {
+    pub(in super::super) fn of_words(words: usize, by: TensorCores) -> Self {
         let steps = words.div_ceil(WORDS);
         match by {
-            Multipliers::Groups => Self::wide(Products::Bits, steps),
-            Multipliers::Warps { shared } => Self::warps(Products::Bits, steps, shared),
+            TensorCores::Warpgroups => Self::wide(Operands::Bits, steps),
+            TensorCores::Warps { shared } => Self::warps(Operands::Bits, steps, shared),
         }
     }
 
     fn narrow(steps: usize) -> Self {
         let tile = if steps <= 2 { 128 } else { 256 };
         Self {
-            of: Products::Halves,
+            of: Operands::Fp16,
             kernel: Kernel::Narrow,
             steps,
             log: 2,
             tile,
-            groups: [7, 6].get(steps - 1).map_or(3, |groups| *groups),
-            queries: Queries::Held,
+            warpgroups: [7, 6].get(steps - 1).map_or(3, |count| *count),
+            queries: Queries::InRegisters,
             cluster: 1,
             stages: (RING_BYTES / (tile * steps * STEP)).min(MOST_TILES),
             blocks: 1,
         }
     }
 
-    fn wide(of: Products, steps: usize) -> Self {
-        let is_bits = of == Products::Bits;
+    fn wide(of: Operands, steps: usize) -> Self {
+        let is_bits = of == Operands::Bits;
         let form = Self {
             of,
             kernel: Kernel::Wide,
             steps,
             log: 1 + u32::from(is_bits && steps > 2),
             tile: if is_bits { 128 } else { 256 },
-            groups: if is_bits { 4 } else { 2 },
-            queries: Queries::Held,
+            warpgroups: if is_bits { 4 } else { 2 },
+            queries: Queries::InRegisters,
             cluster: 1,
             stages: 0,
             blocks: 1,
         };
         let resident = Self { queries: Queries::Resident, ..form };
-        if is_bits && steps <= HELD {
+        if is_bits && steps <= STEPS_IN_REGISTERS {
             form.with_stages(RING_BYTES, MOST_PANELS)
         } else if resident.fitting(RING_BYTES) >= 4 {
             resident.with_stages(RING_BYTES, MOST_PANELS)
@@ -169,7 +170,7 @@ impl Form {
         }
     }
 
-    fn warps(of: Products, steps: usize, shared: usize) -> Self {
+    fn warps(of: Operands, steps: usize, shared: usize) -> Self {
         let log = if steps <= 4 { steps.next_power_of_two().ilog2() } else { 1 };
         let form = |queries, blocks| Self {
             of,
@@ -177,7 +178,7 @@ impl Form {
             steps,
             log,
             tile: 128,
-            groups: 2,
+            warpgroups: 2,
             queries,
             cluster: 1,
             stages: 0,
@@ -207,7 +208,7 @@ impl Form {
 
     /// fp16 numbers in the steps of a row.
     pub(super) fn columns(&self) -> usize {
-        self.steps * HALVES
+        self.steps * FP16_OF_STEP
     }
 
     /// Steps of a row as stored: whole panels, if panels are copied one by one.
@@ -225,12 +226,12 @@ impl Form {
 
     /// Queries of a block.
     fn asked(&self) -> usize {
-        self.groups * 64
+        self.warpgroups * 64
     }
 
     /// Rows of a swizzled tile of queries; 0 if queries are row-major.
     pub(super) fn query_tile(&self) -> usize {
-        if self.queries == Queries::Held { 0 } else { self.asked() }
+        if self.queries == Queries::InRegisters { 0 } else { self.asked() }
     }
 
     /// Panels of rows in a tile.
@@ -240,7 +241,7 @@ impl Form {
 
     /// The positions at which filtered passes may begin and end.
     pub(in super::super) fn cuts(&self) -> Cuts {
-        if self.of == Products::Bits { Cuts::Windows } else { Cuts::Tiles(self.panels()) }
+        if self.of == Operands::Bits { Cuts::Windows } else { Cuts::Tiles(self.panels()) }
     }
 
     /// Queries of a block, or of all blocks of a cluster.
@@ -250,12 +251,12 @@ impl Form {
 
     /// Threads of a block.
     pub(super) fn threads(&self) -> usize {
-        if self.kernel == Kernel::Warps { 256 } else { self.groups * 128 + 128 }
+        if self.kernel == Kernel::Warps { 256 } else { self.warpgroups * 128 + 128 }
     }
 
     /// Threads of a block with hits of their own.
     pub(super) fn keeping(&self) -> usize {
-        if self.kernel == Kernel::Warps { 0 } else { self.groups * 128 }
+        if self.kernel == Kernel::Warps { 0 } else { self.warpgroups * 128 }
     }
 
     /// The maximum number of blocks; unlimited if each block has one unit.
@@ -277,7 +278,7 @@ impl Form {
     fn beside_ring(&self) -> usize {
         match self.queries {
             Queries::Resident => self.asked() * self.row_bytes(),
-            Queries::Held | Queries::Streamed => 0,
+            Queries::InRegisters | Queries::Streamed => 0,
         }
     }
 
@@ -288,7 +289,7 @@ impl Form {
     }
 
     /// Whether sums are fp16.
-    pub(super) fn has_half_sums(&self) -> bool {
+    pub(super) fn has_fp16_sums(&self) -> bool {
         self.kernel == Kernel::Narrow
     }
 
@@ -306,21 +307,21 @@ impl Form {
         defines.push(format!("STAGES={}u", self.stages));
         if self.kernel == Kernel::Narrow {
             defines.push(format!("TILE={}u", self.tile));
-            defines.push(format!("GROUPS={}u", self.groups));
-            return Program::new("products.cu", &defines, &[]).for_one_architecture();
+            defines.push(format!("WARPGROUPS={}u", self.warpgroups));
+            return Program::new("filter_sm90_narrow.cu", &defines, &[]).for_one_architecture();
         }
         defines.push(format!("LOG={}", self.log));
-        defines.push(format!("OF_BITS={}", u8::from(self.of == Products::Bits)));
+        defines.push(format!("OF_BITS={}", u8::from(self.of == Operands::Bits)));
         defines.push(format!("RESIDENT={}", u8::from(self.queries == Queries::Resident)));
         if self.kernel == Kernel::Warps {
             defines.push(format!("BLOCKS={}", self.blocks));
-            return Program::new("warp_products.cu", &defines, &[]);
+            return Program::new("filter_sm80.cu", &defines, &[]);
         }
-        defines.push(format!("HELD={}", u8::from(self.queries == Queries::Held)));
+        defines.push(format!("IN_REGISTERS={}", u8::from(self.queries == Queries::InRegisters)));
         defines.push(format!("TILE={}u", self.tile));
-        defines.push(format!("GROUPS={}u", self.groups));
+        defines.push(format!("WARPGROUPS={}u", self.warpgroups));
         defines.push(format!("CLUSTER={}", self.cluster));
-        Program::new("wide_products.cu", &defines, &[]).for_one_architecture()
+        Program::new("filter_sm90_wide.cu", &defines, &[]).for_one_architecture()
     }
 
     /// The number of parts into which `tiles` tiles are cut for `blocks` blocks of queries, so that
@@ -328,8 +329,8 @@ impl Form {
     pub(super) fn splits(&self, blocks: usize, tiles: usize, multiprocessors: usize) -> usize {
         let at_once = (multiprocessors * self.blocks / self.cluster).max(1);
         let cost = |splits: usize| {
-            let turns = (blocks * splits).div_ceil(at_once);
-            turns as f64 * (tiles.div_ceil(splits) as f64 + 4.0)
+            let waves = (blocks * splits).div_ceil(at_once);
+            waves as f64 * (tiles.div_ceil(splits) as f64 + 4.0)
         };
         let mut best = 1;
         for splits in 2..=tiles.min(64) {
@@ -347,7 +348,7 @@ pub(super) fn pitch(kind: ElementKind, dim: usize) -> usize {
 }
 
 /// The maximum bytes of a base row on the device beside its panel.
-pub(in super::super) fn bytes_per_row(kind: ElementKind, dim: usize, by: Multipliers) -> usize {
+pub(in super::super) fn bytes_per_row(kind: ElementKind, dim: usize, by: TensorCores) -> usize {
     let form = match kind {
         ElementKind::Bits => Form::of_words(dim, by),
         _ => Form::of_numbers(dim, by),
@@ -357,7 +358,7 @@ pub(in super::super) fn bytes_per_row(kind: ElementKind, dim: usize, by: Multipl
 }
 
 /// Bytes of a query beside its panel and its list.
-pub(in super::super) fn bytes_per_query(kind: ElementKind, dim: usize, by: Multipliers) -> usize {
+pub(in super::super) fn bytes_per_query(kind: ElementKind, dim: usize, by: TensorCores) -> usize {
     bytes_per_row(kind, dim, by) + ASKED_BYTES + THRESHOLD_BYTES
 }
 
@@ -398,18 +399,18 @@ pub(in super::super) fn pays(
 mod tests {
     use super::*;
 
-    const ALL: [Multipliers; 4] = [
-        Multipliers::Groups,
-        Multipliers::Warps { shared: 99 << 10 },
-        Multipliers::Warps { shared: 163 << 10 },
-        Multipliers::Warps { shared: 227 << 10 },
+    const ALL: [TensorCores; 4] = [
+        TensorCores::Warpgroups,
+        TensorCores::Warps { shared: 99 << 10 },
+        TensorCores::Warps { shared: 163 << 10 },
+        TensorCores::Warps { shared: 227 << 10 },
     ];
 
     #[test]
     fn every_row_has_room_for_its_test() {
         for (dim, by) in (1..3000).flat_map(|dim| ALL.map(|by| (dim, by))) {
             let form = Form::of_numbers(dim, by);
-            assert!(form.columns() >= dim + TEST && form.columns() < dim + TEST + HALVES);
+            assert!(form.columns() >= dim + TEST && form.columns() < dim + TEST + FP16_OF_STEP);
             assert!(pitch(ElementKind::F32, dim) <= form.columns());
             assert!(pitch(ElementKind::F64, dim) <= form.columns());
             assert!(Form::of_words(dim, by).stored() * WORDS >= dim);
@@ -419,11 +420,11 @@ mod tests {
     #[test]
     fn every_form_fits_into_shared_memory() {
         for (steps, by) in (1..400).flat_map(|steps| ALL.map(|by| (steps, by))) {
-            let numbers = Form::of_numbers(steps * HALVES - TEST, by);
+            let numbers = Form::of_numbers(steps * FP16_OF_STEP - TEST, by);
             for form in [numbers, Form::of_words(steps * WORDS, by)] {
                 assert_eq!(form.steps, steps);
                 assert!(form.stages >= 3, "{form:?}");
-                let most = if let Multipliers::Warps { shared } = by { shared } else { 227 << 10 };
+                let most = if let TensorCores::Warps { shared } = by { shared } else { 227 << 10 };
                 let reserved = form.blocks * RESERVED_BYTES;
                 assert!(form.shared() * form.blocks + reserved <= most + RESERVED_BYTES);
                 assert_eq!(form.tile % PANEL, 0);
@@ -436,13 +437,13 @@ mod tests {
 
     #[test]
     fn forms_suit_their_rows() {
-        let of_numbers = |dim| Form::of_numbers(dim, Multipliers::Groups);
+        let of_numbers = |dim| Form::of_numbers(dim, TensorCores::Warpgroups);
         assert_eq!((of_numbers(12).steps, of_numbers(13).steps), (1, 2));
-        assert!(of_numbers(140).has_half_sums() && !of_numbers(141).has_half_sums());
+        assert!(of_numbers(140).has_fp16_sums() && !of_numbers(141).has_fp16_sums());
         assert_eq!((of_numbers(384).cluster, of_numbers(960).cluster), (1, 2));
-        let of_bits = Form::of_words(18, Multipliers::Groups);
+        let of_bits = Form::of_words(18, TensorCores::Warpgroups);
         assert_eq!((of_bits.steps, of_bits.stored(), of_bits.query_tile()), (3, 4, 0));
-        let by_warps = |dim, shared| Form::of_numbers(dim, Multipliers::Warps { shared });
+        let by_warps = |dim, shared| Form::of_numbers(dim, TensorCores::Warps { shared });
         assert_eq!((by_warps(10, 99 << 10).blocks, by_warps(10, 99 << 10).stored()), (2, 1));
         assert_eq!(by_warps(128, 99 << 10).queries, Queries::Streamed);
         assert_eq!(by_warps(128, 163 << 10).queries, Queries::Resident);
@@ -451,7 +452,7 @@ mod tests {
 
     #[test]
     fn splits_fill_the_multiprocessors() {
-        let form = Form::of_numbers(128, Multipliers::Groups);
+        let form = Form::of_numbers(128, TensorCores::Warpgroups);
         assert_eq!(form.splits(132, 1000, 132), 1);
         assert!(form.splits(1, 1000, 132) > 32);
         assert_eq!(form.splits(5, 1, 132), 1);

@@ -44,7 +44,7 @@ const CONSTANTS: [(&str, usize); 6] = [
 pub(super) const STATE_WORDS: usize = 3;
 
 /// The filter is given up if the hits of more than one query in this many overflow.
-const MOST_CROWDED: u32 = 16;
+const MOST_OVERFLOWED: u32 = 16;
 
 /// The maximum slots for hits of a row in a thread's scratch list.
 const MOST_OF_A_THREAD: usize = 512;
@@ -119,8 +119,8 @@ struct Filtered {
     worst: u64,
     reach: u64,
     counts: u64,
-    crowded: u64,
-    crowded_count: u64,
+    overflowed: u64,
+    overflowed_count: u64,
     pitch: u32,
     vectors: u32,
     room: u32,
@@ -137,7 +137,7 @@ assert_layout!(Filter, 112, {
 });
 assert_layout!(Filtered, 96, {
     queries: 0, base: 8, order: 16, state: 24, entries: 32, worst: 40, reach: 48, counts: 56,
-    crowded: 64, crowded_count: 72, pitch: 80, vectors: 84, room: 88, padding: 92,
+    overflowed: 64, overflowed_count: 72, pitch: 80, vectors: 84, room: 88, padding: 92,
 });
 
 /// The program of all kernels except the filter itself.
@@ -218,16 +218,16 @@ impl Kernels {
         assert!(k <= lists.k);
         let form = self.form;
         assert!(begin < end);
-        check_size(&base.images, end * form.tile * form.row_bytes(), 1);
+        check_size(&base.tiles, end * form.tile * form.row_bytes(), 1);
         check_size(&scratch.hits, self.scratch_bytes(lists), 1);
         let blocks = lists.queries.div_ceil(form.queries());
-        check_size(&queries.images, blocks * form.queries() * form.row_bytes(), 1);
+        check_size(&queries.tiles, blocks * form.queries() * form.row_bytes(), 1);
         check_size(&queries.thresholds, blocks * form.queries(), THRESHOLD_BYTES);
         let splits = form.splits(blocks, end - begin, self.multiprocessors);
         let entry = entry_bytes(self.kind);
         let filter = Filter {
-            tiles: address(stream, &base.images),
-            queries: address(stream, &queries.images),
+            tiles: address(stream, &base.tiles),
+            queries: address(stream, &queries.tiles),
             thresholds: address(stream, &queries.thresholds),
             hits: address(stream, &lists.entries) + (k * entry) as u64,
             counts: address(stream, &lists.counts),
@@ -238,7 +238,7 @@ impl Kernels {
                     check_size(fewest, end, 4);
                     address(stream, fewest)
                 }
-                PackedWith::Halves { .. } => 0,
+                PackedWith::Fp16 { .. } => 0,
             },
             hits_pitch: (lists.slots * entry / 4) as u64,
             room: room(self.kind, k, lists.slots) as u32,
@@ -280,7 +280,7 @@ impl Kernels {
         let most_hits = room(self.kind, k, lists.slots) as u32;
         let mut launch = stream.launch_builder(&self.judge);
         launch.arg(lists.counts.slice()).arg(scratch.state.slice()).arg(&queries);
-        launch.arg(&most_hits).arg(&MOST_CROWDED);
+        launch.arg(&most_hits).arg(&MOST_OVERFLOWED);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
         // SAFETY: a counter per query; sizes are checked above.
         unsafe { launch.launch(grid) }.map_err(failed("judge"))?;
@@ -304,9 +304,9 @@ impl Kernels {
         assert!(k <= lists.k && pass.slots as usize == lists.slots);
         check_size(&base.rows, pass.panels as usize * PANEL * pitch, scalar);
         check_size(&queries.rows, lists.queries * pitch, scalar);
-        check_size(&lists.crowded, lists.queries, 4);
-        let crowded_count = lists.crowded_count.slice_mut();
-        stream.memset_zeros(crowded_count).map_err(failed("cuMemsetD8Async"))?;
+        check_size(&lists.overflowed, lists.queries, 4);
+        let overflowed_count = lists.overflowed_count.slice_mut();
+        stream.memset_zeros(overflowed_count).map_err(failed("cuMemsetD8Async"))?;
         let filtered = Filtered {
             queries: address(stream, &queries.rows),
             base: address(stream, &base.rows),
@@ -315,15 +315,15 @@ impl Kernels {
                     check_size(order, pass.panels as usize * PANEL, 4);
                     address(stream, order)
                 }
-                PackedWith::Halves { .. } => 0,
+                PackedWith::Fp16 { .. } => 0,
             },
             state: address(stream, &scratch.state),
             entries: address(stream, &lists.entries),
             worst: address(stream, &lists.worst),
             reach: address(stream, &lists.reach),
             counts: address(stream, &lists.counts),
-            crowded: address(stream, &lists.crowded),
-            crowded_count: address(stream, &lists.crowded_count),
+            overflowed: address(stream, &lists.overflowed),
+            overflowed_count: address(stream, &lists.overflowed_count),
             pitch: pitch as u32,
             vectors: (dim * scalar).div_ceil(16) as u32,
             room: room(kind, k, lists.slots) as u32,
@@ -357,10 +357,10 @@ impl Kernels {
         check_size(&lists.worst, all, entry_bytes(self.kind));
         check_size(&lists.reach, all, real_bytes(self.kind));
         check_size(&lists.counts, all, 4);
-        check_size(&lists.crowded_count, 1, 4);
+        check_size(&lists.overflowed_count, 1, 4);
         check_size(&queries.asked, all, ASKED_BYTES);
         check_size(&queries.thresholds, all, THRESHOLD_BYTES);
-        check_size(&queries.images, all * self.form.row_bytes(), 1);
+        check_size(&queries.tiles, all * self.form.row_bytes(), 1);
         check_size(&scratch.state, STATE_WORDS, 4);
     }
 }

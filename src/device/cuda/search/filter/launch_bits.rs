@@ -72,7 +72,7 @@ impl BitPacker {
         &self,
         stream: &Arc<CudaStream>,
         panels: &Buffer,
-        (images, rows): (&Buffer, &Buffer),
+        (tiles, rows): (&Buffer, &Buffer),
         (order, fewest): (&Buffer, &Buffer),
         pack: &BitPack,
     ) -> Result<()> {
@@ -82,7 +82,7 @@ impl BitPacker {
         assert!(pack.tile as usize == PANEL && places <= u32::MAX as usize - WINDOW * PANEL);
         let windows = windows(count);
         check_size(panels, places * pack.dim as usize, 4);
-        check_size(images, places * self.form.row_bytes(), 1);
+        check_size(tiles, places * self.form.row_bytes(), 1);
         check_size(rows, places * pack.pitch as usize, 4);
         check_size(order, places, 4);
         check_size(fewest, count, 4);
@@ -94,7 +94,7 @@ impl BitPacker {
             .map_err(failed("sort_rows"))?;
         let mut launch = stream.launch_builder(&self.pack_base);
         launch.arg(panels.slice()).arg(order.slice());
-        launch.arg(images.slice()).arg(rows.slice()).arg(pack);
+        launch.arg(tiles.slice()).arg(rows.slice()).arg(pack);
         // SAFETY: positions of rows are within these panels, of which every place is written. Sizes are checked above.
         unsafe { launch.launch(config(count, PANEL, 0)) }.map_err(failed("pack_base"))?;
         Ok(())
@@ -112,12 +112,12 @@ impl BitPacker {
         self.check(pack);
         assert!(rows <= places && places.is_multiple_of(PANEL));
         check_size(panels, rows.div_ceil(PANEL) * PANEL * pack.dim as usize, 4);
-        check_size(&packed.images, places * self.form.row_bytes(), 1);
+        check_size(&packed.tiles, places * self.form.row_bytes(), 1);
         check_size(&packed.rows, rows * pack.pitch as usize, 4);
         check_size(&packed.asked, rows, ASKED_BYTES);
         check_size(&packed.thresholds, places, THRESHOLD_BYTES);
         let mut launch = stream.launch_builder(&self.pack_queries);
-        launch.arg(panels.slice()).arg(packed.images.slice()).arg(packed.rows.slice());
+        launch.arg(panels.slice()).arg(packed.tiles.slice()).arg(packed.rows.slice());
         launch.arg(packed.asked.slice()).arg(packed.thresholds.slice()).arg(pack);
         // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have a
         // stored row and a threshold. Sizes are checked above.

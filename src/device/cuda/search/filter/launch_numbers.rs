@@ -40,7 +40,7 @@ pub(super) struct NumberPacker {
 
 /// A base as fp16: the buffers of its swizzled tiles and rows, and its packing parameters.
 pub(super) struct Numbers<'a> {
-    pub(super) images: &'a Buffer,
+    pub(super) tiles: &'a Buffer,
     pub(super) rows: &'a Buffer,
     pub(super) centre: &'a Buffer,
     pub(super) packing: &'a Buffer,
@@ -91,7 +91,7 @@ struct Test {
     queries: u32,
     dim: u32,
     steps: u32,
-    has_half_sums: u32,
+    has_fp16_sums: u32,
     stored: u32,
     log: u32,
     tile: u32,
@@ -110,7 +110,7 @@ assert_layout!(Packing, 56, {
     is_finite: 52,
 });
 assert_layout!(Test, 32, {
-    queries: 0, dim: 4, steps: 8, has_half_sums: 12, stored: 16, log: 20, tile: 24, lost: 28,
+    queries: 0, dim: 4, steps: 8, has_fp16_sums: 12, stored: 16, log: 20, tile: 24, lost: 28,
 });
 
 impl NumberPacker {
@@ -147,7 +147,7 @@ impl NumberPacker {
         check_size(counts, BINS, 4);
         check_size(packed.centre, dim, 8);
         check_size(packed.packing, 1, size_of::<Packing>());
-        check_size(packed.images, places * self.form.row_bytes(), 1);
+        check_size(packed.tiles, places * self.form.row_bytes(), 1);
         check_size(packed.rows, places * pack.pitch as usize, scalar);
         assert!(pack.pitch as usize <= self.form.columns());
         let mut launch = stream.launch_builder(&self.centre);
@@ -169,10 +169,10 @@ impl NumberPacker {
         unsafe { launch.launch(config(1, 1024, 0)) }.map_err(failed("choose_scale"))?;
         let mut launch = stream.launch_builder(&self.pack_base);
         launch.arg(panels.slice()).arg(bins.slice()).arg(packed.centre.slice());
-        launch.arg(packed.packing.slice()).arg(packed.images.slice()).arg(packed.rows.slice());
+        launch.arg(packed.packing.slice()).arg(packed.tiles.slice()).arg(packed.rows.slice());
         launch.arg(pack);
         // SAFETY: visits below `panels` read their panel; all write the place of their position, of
-        // `columns` halves and `pitch` elements, for which there is room as checked above.
+        // `columns` fp16 numbers and `pitch` elements, for which there is room as checked above.
         unsafe { launch.launch(config(visits, PANEL, 0)) }.map_err(failed("pack_base"))?;
         Ok(())
     }
@@ -191,16 +191,16 @@ impl NumberPacker {
         check_size(panels, rows.div_ceil(PANEL) * PANEL * dim, scalar);
         check_size(centre, dim, 8);
         check_size(packing, 1, size_of::<Packing>());
-        check_size(&packed.images, places * self.form.row_bytes(), 1);
+        check_size(&packed.tiles, places * self.form.row_bytes(), 1);
         check_size(&packed.rows, rows * pack.pitch as usize, scalar);
         check_size(&packed.asked, rows, ASKED_BYTES);
         check_size(&packed.thresholds, places, 4);
         let mut launch = stream.launch_builder(&self.pack_queries);
         launch.arg(panels.slice()).arg(centre.slice()).arg(packing.slice());
-        launch.arg(packed.images.slice()).arg(packed.rows.slice()).arg(packed.asked.slice());
+        launch.arg(packed.tiles.slice()).arg(packed.rows.slice()).arg(packed.asked.slice());
         launch.arg(packed.thresholds.slice()).arg(pack);
         // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have
-        // `columns` halves and a threshold. Sizes are checked above.
+        // `columns` fp16 numbers and a threshold. Sizes are checked above.
         unsafe { launch.launch(config(places / PANEL, PARTS * PANEL, 0)) }
             .map_err(failed("pack_queries"))?;
         Ok(())
@@ -221,19 +221,19 @@ impl NumberPacker {
             queries: lists.queries as u32,
             dim,
             steps: form.steps as u32,
-            has_half_sums: u32::from(form.has_half_sums()),
+            has_fp16_sums: u32::from(form.has_fp16_sums()),
             stored: form.stored() as u32,
             log: form.log,
             tile: form.query_tile() as u32,
             lost: form.lost(),
         };
-        let images = address(stream, &queries.images);
+        let tiles = address(stream, &queries.tiles);
         let mut launch = stream.launch_builder(&self.set_thresholds);
         launch.arg(lists.reach.slice()).arg(queries.asked.slice()).arg(packing.slice());
         launch.arg(queries.thresholds.slice()).arg(lists.counts.slice());
-        launch.arg(scratch.state.slice()).arg(&images).arg(&test);
+        launch.arg(scratch.state.slice()).arg(&tiles).arg(&test);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
-        // SAFETY: `Kernels::check` holds: an element per query in each, and a stored row in images.
+        // SAFETY: `Kernels::check` holds: an element per query in each, and a stored row in `tiles`.
         unsafe { launch.launch(grid) }.map_err(failed("set_thresholds"))?;
         Ok(())
     }

@@ -11,10 +11,10 @@ use super::launch::{Kernels, Packer};
 use super::launch_bits::BitPack;
 use super::launch_numbers::{BINS, Numbers, Pack, Packing};
 use crate::device::contract::Shape;
+use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
-use crate::device::cuda::handle::{CudaDevice, Multipliers};
 use crate::error::Result;
 use crate::matrix::ElementKind;
 
@@ -41,7 +41,7 @@ impl PackedBase {
     /// are not finite, or products with the centre outweigh all others.
     pub(in super::super) fn of(
         device: &CudaDevice,
-        by: Multipliers,
+        by: TensorCores,
         scans: &Scans,
         base: InPanels<'_>,
     ) -> Result<Option<Self>> {
@@ -53,7 +53,7 @@ impl PackedBase {
 
     fn of_numbers(
         CudaDevice { gpu, memory, .. }: &CudaDevice,
-        by: Multipliers,
+        by: TensorCores,
         scans: &Scans,
         base: InPanels<'_>,
     ) -> Result<Option<Self>> {
@@ -63,7 +63,7 @@ impl PackedBase {
         let Packer::Numbers(packer) = &kernels.packer else {
             unreachable!("rows of numbers have a packer of numbers");
         };
-        let (images, rows, visits) = allocate_base(gpu, memory, (kind, form), base)?;
+        let (tiles, rows, visits) = allocate_base(gpu, memory, (kind, form), base)?;
         let mut counts = memory.allocate(stream, BINS * 4)?;
         let bins = memory.allocate(stream, visits * PANEL * 2)?;
         let centre = memory.allocate(stream, dim * 8)?;
@@ -81,18 +81,18 @@ impl PackedBase {
             tile: form.tile as u32,
             padding: 0,
         };
-        let to = Numbers { images: &images, rows: &rows, centre: &centre, packing: &packing };
+        let to = Numbers { tiles: &tiles, rows: &rows, centre: &centre, packing: &packing };
         packer.pack_base(stream, base.buffer, (&bins, &counts), &to, (&pack, visits))?;
         let found = sys::read::<Packing>(stream, packing.slice(), 1);
         let found = found.map_err(failed("cuMemcpyDtoHAsync"))?[0];
         let is_useful = found.is_finite > 0 && f64::from_bits(found.test) < LARGEST_TEST;
-        let with = PackedWith::Halves { centre, packing };
-        Ok(is_useful.then_some(Self { kernels, buffers: BaseBuffers { images, rows, with } }))
+        let with = PackedWith::Fp16 { centre, packing };
+        Ok(is_useful.then_some(Self { kernels, buffers: BaseBuffers { tiles, rows, with } }))
     }
 
     fn of_bits(
         CudaDevice { gpu, memory, .. }: &CudaDevice,
-        by: Multipliers,
+        by: TensorCores,
         scans: &Scans,
         base: InPanels<'_>,
     ) -> Result<Self> {
@@ -102,15 +102,15 @@ impl PackedBase {
         let Packer::Bits(packer) = &kernels.packer else {
             unreachable!("rows of bits have a packer of bits");
         };
-        let (images, rows, visits) = allocate_base(gpu, memory, (ElementKind::Bits, form), base)?;
+        let (tiles, rows, visits) = allocate_base(gpu, memory, (ElementKind::Bits, form), base)?;
         let order = memory.allocate(stream, visits * PANEL * 4)?;
         let fewest = memory.allocate(stream, visits * 4)?;
         let stride = stride(panels(base.rows)) as u32;
         let pack = BitPack { stride, ..bit_pack((base.rows, base.dim), form, form.tile) };
         let sorted = (&order, &fewest);
-        packer.pack_base(stream, base.buffer, (&images, &rows), sorted, &pack)?;
+        packer.pack_base(stream, base.buffer, (&tiles, &rows), sorted, &pack)?;
         let with = PackedWith::Sorted { order, fewest };
-        Ok(Self { kernels, buffers: BaseBuffers { images, rows, with } })
+        Ok(Self { kernels, buffers: BaseBuffers { tiles, rows, with } })
     }
 
     /// Packs queries for this base.
@@ -125,13 +125,13 @@ impl PackedBase {
         // Padded to whole blocks, and to whole panels.
         let places = rows.next_multiple_of(form.queries()).next_multiple_of(PANEL);
         let packed = QueryBuffers {
-            images: memory.allocate(stream, places * form.row_bytes())?,
+            tiles: memory.allocate(stream, places * form.row_bytes())?,
             rows: memory.allocate(stream, rows * pitch(kind, dim) * scalar_bytes(kind))?,
             asked: memory.allocate(stream, rows * ASKED_BYTES)?,
             thresholds: memory.allocate(stream, places * THRESHOLD_BYTES)?,
         };
         match (&self.kernels.packer, &self.buffers.with) {
-            (Packer::Numbers(packer), PackedWith::Halves { centre, packing }) => {
+            (Packer::Numbers(packer), PackedWith::Fp16 { centre, packing }) => {
                 let pack = Pack {
                     rows: rows as u32,
                     dim: dim as u32,
@@ -168,7 +168,7 @@ impl PackedBase {
         let stream = &gpu.compute;
         self.kernels.check(queries, lists, scratch);
         match (&self.kernels.packer, &self.buffers.with) {
-            (Packer::Numbers(packer), PackedWith::Halves { packing, .. }) => {
+            (Packer::Numbers(packer), PackedWith::Fp16 { packing, .. }) => {
                 packer.set_thresholds(stream, (packing, queries), lists, scratch, dim)
             }
             (Packer::Bits(packer), PackedWith::Sorted { .. }) => {
@@ -184,7 +184,7 @@ impl PackedBase {
 /// Loads the kernels of the filter, if it pays for `queries` queries.
 pub(in super::super) fn warm(device: &CudaDevice, spec: Spec, shape: &Shape, queries: usize) {
     let (kind, metric) = (spec.kind(), spec.metric());
-    let Some(by) = device.multipliers(kind) else { return };
+    let Some(by) = device.tensor_cores(kind) else { return };
     let dim = spec.stored_dim(device_dim(kind, shape.dim) as u32) as usize;
     let form = match kind {
         ElementKind::Bits => Form::of_words(dim, by),

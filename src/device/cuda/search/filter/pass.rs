@@ -10,7 +10,7 @@ use super::form::room;
 use super::launch::STATE_WORDS;
 use super::packed::{InPanels, PackedBase};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{Counted, Pace};
+use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
@@ -50,13 +50,13 @@ impl Filtering {
 
     /// Merges the neighbours found in the panels of some visits, which are whole tiles, into the
     /// lists. If the filter is given up, which the device knows, nothing is merged. Queries whose
-    /// hits overflow are recorded as crowded.
+    /// hits overflow are recorded as overflowed.
     pub(in super::super) fn run(
         &self,
         gpu: &Gpu,
         lists: &mut Lists,
         (pass, visits): (&Pass, &Range<usize>),
-        pace: &mut Pace,
+        throttle: &mut LaunchThrottle,
         job: &Job,
     ) -> Result<()> {
         let (kernels, stream) = (&self.base.kernels, &gpu.compute);
@@ -72,7 +72,7 @@ impl Filtering {
             let end = (begin + together).min(tiles.end);
             kernels.filter(stream, sides, lists, &self.scratch, (begin, end, pass.k as usize))?;
             let work = (end - begin) as f64 * of_a_tile;
-            pace.launched(stream, &rate, work, Counted::Exactly)?;
+            throttle.launched(stream, &rate, work, Counted::Exactly)?;
         }
         kernels.judge(stream, lists, &self.scratch, pass.k as usize)?;
         kernels.merge_hits(stream, sides, lists, &self.scratch, pass)

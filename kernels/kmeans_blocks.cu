@@ -1,3 +1,0 @@
-// Lloyd's rounds of small problems, one block per problem.
-
-#include "kmeans/groups.cuh"

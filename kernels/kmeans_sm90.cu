@@ -1,0 +1,4 @@
+// Nearest centroids of k-means by warpgroup products (sm_90a).
+
+#include "kmeans/sm90_warpgroup_candidates.cuh"
+#include "kmeans/sm90_warpgroup_find.cuh"

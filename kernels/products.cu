@@ -1,3 +1,0 @@
-// The filter of a search, on tensor cores (sm_90a), for rows of up to 140 elements.
-
-#include "filter/narrow.cuh"

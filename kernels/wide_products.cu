@@ -1,3 +1,0 @@
-// The filter of a search, on tensor cores (sm_90a), for longer rows, and for rows of bits.
-
-#include "filter/wide.cuh"

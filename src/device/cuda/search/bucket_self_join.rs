@@ -1,0 +1,137 @@
+//! Self-joins of LSH buckets on a GPU: the neighbours of all base rows in their own buckets, made
+//! for the first queries and kept for later ones.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::launch::Kernels;
+use super::launch_bucket_self_join::{JoinRange, JoinedLists, JoinedTables};
+use super::launch_buckets::{Own, Taken};
+use super::spec::{entry_bytes, real_bytes};
+use crate::device::cuda::device::CudaDevice;
+use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
+use crate::device::cuda::driver::memory::Buffer;
+use crate::error::Result;
+use crate::job::Job;
+
+/// The maximum k: insertion into longer lists takes too long.
+const MOST_NEIGHBORS: usize = 64;
+
+/// A join of all rows takes about as long as separate searches for one row in this many.
+const ALL_FOR: usize = 64;
+
+/// The cost of comparing a row, beside its dimensions, in dimensions.
+const COMPARE: usize = 8;
+
+/// The rate of a single lane, as a share of the device's.
+const OF_A_LANE: f64 = 1.0 / 65_536.0;
+
+/// The join that is kept, and the rows that it leaves out.
+#[derive(Default)]
+pub(super) struct KeptSelfJoin(Mutex<Option<KeptLists>>);
+
+type KeptLists = (JoinedLists, Option<Vec<u64>>);
+
+/// Whether a kept join has lists of `k` neighbours and leaves out the same rows.
+fn is_of((joined, without): &KeptLists, k: usize, left_out: Option<&[u64]>) -> bool {
+    joined.k == k && without.as_deref() == left_out
+}
+
+/// The input of a join: the base, its tables, and the size of the largest bucket of each table.
+pub(super) struct SelfJoinInput<'a> {
+    pub(super) base: &'a Buffer,
+    /// Elements of a row.
+    pub(super) dim: usize,
+    pub(super) joining: JoinedTables<'a>,
+    pub(super) largest: &'a [u64],
+    /// The same as `joining.left_out`.
+    pub(super) left_out: Option<&'a [u64]>,
+}
+
+impl KeptSelfJoin {
+    /// Whether it pays to join all `rows` rows for these queries; false while another join is being
+    /// made.
+    pub(super) fn pays(
+        &self,
+        rows: usize,
+        queries: usize,
+        (k, left_out): (usize, Option<&[u64]>),
+    ) -> bool {
+        let Ok(kept) = self.0.try_lock() else { return false };
+        let is_there = kept.as_ref().is_some_and(|kept| is_of(kept, k, left_out));
+        (1..=MOST_NEIGHBORS).contains(&k) && (is_there || queries.saturating_mul(ALL_FOR) >= rows)
+    }
+
+    /// The lists of the base rows that are the queries; joins all rows, unless that was done
+    /// before.
+    pub(super) fn lists(
+        &self,
+        device: &CudaDevice,
+        (of, k, kernels): (&SelfJoinInput<'_>, usize, &Kernels),
+        (own, queries): (&Own, usize),
+        job: &Job,
+    ) -> Result<Taken> {
+        // Other callers wait for the join in the making.
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let joined = match &mut *kept {
+            Some(kept) if is_of(kept, k, of.left_out) => kept,
+            _ => {
+                *kept = None;
+                let left_out = of.left_out.map(<[u64]>::to_vec);
+                kept.insert((join_all(device, of, (k, kernels), job)?, left_out))
+            }
+        };
+        let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
+        let mut taken = Taken {
+            found: allocate(queries * k * 4)?,
+            distances: allocate(queries * k * real_bytes(kernels.spec().kind()))?,
+            counts: device.filled(queries * 4, 0)?,
+            work: device.filled(24, 0)?,
+        };
+        let from = (&of.joining, &joined.0);
+        kernels.take_lists(&device.gpu.compute, from, (own, queries), &mut taken)?;
+        Ok(taken)
+    }
+}
+
+/// Joins all rows, table by table, in launches of bounded time.
+fn join_all(
+    device: &CudaDevice,
+    of: &SelfJoinInput<'_>,
+    (k, kernels): (usize, &Kernels),
+    job: &Job,
+) -> Result<JoinedLists> {
+    let (stream, rows) = (&device.gpu.compute, of.joining.table_rows);
+    let kind = kernels.spec().kind();
+    let lists = device.filled(rows * k * entry_bytes(kind), 0xff)?;
+    let compared = of.left_out.map(|_| device.filled(rows * 8, 0)).transpose()?;
+    let mut joined = JoinedLists { k, rows, lists, compared };
+    let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
+    // A lane compares rows one after the other; `most` of them fill the time of a launch.
+    let lanes = kernels.join(k).1 as f64;
+    let most = (rate.of_a_launch() * OF_A_LANE * lanes / steps) as usize;
+    let mut throttle = LaunchThrottle::default();
+    for (table, largest) in of.largest.iter().enumerate() {
+        let count = most.clamp(1, (*largest as usize).max(1));
+        let together = (rate.of_a_launch() / steps / count as f64) as usize;
+        let together = together.max(kernels.joined_together(k)).next_multiple_of(32).min(rows);
+        for from in (0..*largest as usize).step_by(count) {
+            for first in (0..rows).step_by(together) {
+                job.check()?;
+                let end = rows.min(first + together);
+                let join = JoinRange {
+                    first: first as u32,
+                    end: end as u32,
+                    from: from as u32,
+                    count: count as u32,
+                    k: k as u32,
+                    dim: of.dim as u32,
+                };
+                kernels.join_buckets(stream, (of.base, &of.joining, table), &mut joined, join)?;
+                // Most buckets are smaller than the largest.
+                let operations = steps * count as f64 * (end - first) as f64;
+                throttle.launched(stream, rate, operations, Counted::AtMost)?;
+            }
+        }
+    }
+    Ok(joined)
+}
