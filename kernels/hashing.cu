@@ -1,4 +1,4 @@
-// The kernels that build and probe LSH tables.
+// The kernels that hash bit rows, and those that build and probe LSH tables.
 
-#include "hashing/keys.cuh"
+#include "hashing/bits.cuh"
 #include "hashing/tables.cuh"

@@ -1,5 +1,4 @@
-// The kernels of k-means.
+// The kernels of the rounds of k-means: sums, moves, and rows assigned by sorted centroids.
 
 #include "kmeans/sums.cuh"
 #include "kmeans/sort_means.cuh"
-#include "kmeans/assign_tiles.cuh"

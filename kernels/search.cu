@@ -1,8 +1,4 @@
-// The kernels of a search.
+// The kernels of a scan: base rows in panels, compared with all queries.
 
 #include "search/pack.cuh"
 #include "search/prebound.cuh"
-#include "search/merge.cuh"
-#include "search/among.cuh"
-#include "search/exact.cuh"
-#include "search/bucket_self_join_small.cuh"

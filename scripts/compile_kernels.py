@@ -26,7 +26,17 @@ CUDA = ROOT / "src/device/cuda"
 KERNELS = ROOT / "kernels"
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 REALS = ["L2", "SQEUCLIDEAN", "COSINE", "INNER_PRODUCT", "L1", "PEARSON"]
-# Elements, metrics and dimensions of k-means.
+# Elements, metrics and dimensions of the modules of a family.
+OF_SEARCH = [
+    ("F32", REALS, [0, 1, 10, 32]),
+    ("F64", REALS, [0, 1, 16]),
+    ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
+]
+OF_DBSCAN = [
+    ("F32", ["L2", "L1", "COSINE"], [0, 1, 8]),
+    ("F64", ["L2", "PEARSON"], [0, 3]),
+    ("BITS", ["HAMMING", "JACCARD"], [0, 2]),
+]
 OF_KMEANS = [
     ("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 10, 11, 32, 33, 96, 128, 129, 384, 1025]),
     ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33, 128, 384, 1025]),
@@ -38,17 +48,16 @@ BY_WARPGROUPS = [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 11, 33, 96, 128, 300, 38
 # Of a search, dims are run-time, odd, and the largest that is unrolled; of k-means, the ones around
 # the limits of each way to assign rows.
 MODULES = {
-    "search.cu": (
-        [
-            ("F32", REALS, [0, 1, 10, 32]),
-            ("F64", REALS, [0, 1, 16]),
-            ("BITS", ["HAMMING", "JACCARD"], [0, 2, 16, 32]),
-        ],
-        ["pack", "scan", "scan_least", "bound_lists", "lengthen_lists", "find_short", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
-         "search_again", "gather", "take_queries", "among", "measure_lists", "rank_by_warp", "rank_by_block", "unpack",
-         "nearest_in_buckets",
-         "find_own_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists", "add_visits", "add_up_lists",
-         "close_gaps"],
+    "search.cu": (OF_SEARCH, ["pack", "take_queries", "scan", "scan_least", "bound_lists"]),
+    "search_lists.cu": (
+        OF_SEARCH,
+        ["lengthen_lists", "find_short", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
+         "search_again", "gather", "among", "measure_lists", "rank_by_warp", "rank_by_block", "unpack"],
+    ),
+    "search_buckets.cu": (
+        OF_SEARCH,
+        ["nearest_in_buckets", "find_own_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists",
+         "add_visits", "add_up_lists", "close_gaps"],
     ),
     # What surrounds the filter of a search.
     "filter.cu": (
@@ -73,19 +82,21 @@ MODULES = {
     ),
     "hashing.cu": (
         [("F32", ["SQEUCLIDEAN"], [0]), ("F64", ["SQEUCLIDEAN"], [0]), ("BITS", ["HAMMING"], [0])],
-        ["add_up", "hash_rows", "hash_bits", "place_rows", "sort_sections", "sort_large_sections",
-         "find_buckets"],
+        ["add_up", "hash_bits", "place_rows", "sort_sections", "sort_large_sections", "find_buckets"],
+    ),
+    # Dims are functions of a batch.
+    "hashing_rows.cu": (
+        [("F32", ["SQEUCLIDEAN"], [8, 12, 16, 20]), ("F64", ["SQEUCLIDEAN"], [8, 12, 16, 20])],
+        ["hash_rows"],
     ),
     "dbscan.cu": (
-        [
-            ("F32", ["L2", "L1", "COSINE"], [0, 1, 8]),
-            ("F64", ["L2", "PEARSON"], [0, 3]),
-            ("BITS", ["HAMMING", "JACCARD"], [0, 2]),
-        ],
-        ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles",
-         "round_tiles", "bound_nodes", "count_own", "count_others", "list_others", "count_near", "alone", "link_own",
-         "link_tiles", "flatten", "know", "attach", "finish"],
+        OF_DBSCAN,
+        ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles", "round_tiles",
+         "bound_nodes"],
     ),
+    "dbscan_count.cu": (OF_DBSCAN, ["count_own", "count_others", "list_others", "count_near"]),
+    "dbscan_link.cu": (OF_DBSCAN, ["alone", "link_own", "link_tiles", "flatten", "know"]),
+    "dbscan_attach.cu": (OF_DBSCAN, ["attach", "finish"]),
     "seeding.cu": (
         [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 16, 17, 128, 1000]),
          ("F64", ["SQEUCLIDEAN", "COSINE"], [16, 33])],
@@ -94,10 +105,13 @@ MODULES = {
     ),
     "kmeans.cu": (
         OF_KMEANS,
-        ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "copy_labels", "costs", "list_rows",
-         "sort_centroids", "assign_first", "assign_sort_means", "assign_last", "sort_count", "add_up", "sort_move", "round_rows",
-         "measure_rows", "round_centroids", "assign_tiles", "take_found", "find_candidates", "compare_candidates",
-         "name_nearest", "settle"],
+        ["add_moved", "add_sorted", "find_first_rows", "find_differing", "finish_round", "copy_labels", "costs",
+         "sort_centroids", "assign_first", "assign_sort_means", "assign_last", "sort_count", "add_up", "sort_move"],
+    ),
+    "kmeans_tiles.cu": (
+        OF_KMEANS,
+        ["list_rows", "round_rows", "measure_rows", "round_centroids", "assign_tiles", "take_found",
+         "find_candidates", "compare_candidates", "name_nearest", "settle"],
     ),
     "kmeans_batched.cu": (
         [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33]), ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 32])],
@@ -316,10 +330,12 @@ def main():
             if FOR_ONE.get(module, arch) != arch or module in NOT_FOR_FIRST and arch == ARCHS[0]:
                 continue
             defines = [f"-DELEMENT={element}", f"-DMETRIC={metric}", f"-DDIM={dim}"]
-            if module == "dbscan.cu":
+            if module.startswith("dbscan"):
                 # With weights, whatever else: rows of odd dimension have them here.
                 defines.append(f"-DWEIGHTED={dim % 2}")
                 defines.append(f"-DFILTERED={int(dim == 0 and arch != ARCHS[0] and metric != 'L1')}")
+            if module == "hashing_rows.cu":
+                defines[-1:] = ["-DDIM=0", f"-DBATCH={dim}u"]
             if module in PRODUCTS:
                 defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, element, dim)
             if module.startswith("kmeans"):

@@ -1,6 +1,6 @@
 // Border rows: assigns rows that are not core to the first cluster that has a core row within eps.
 
-#include "dbscan/link.cuh"
+#include "dbscan/union_find.cuh"
 
 struct Attaching {
     const Dbscan& all;

@@ -9,9 +9,6 @@ constexpr u32 STAGED = DIM == 0 ? 4 : CHUNKS;
 constexpr u32 STAGED_ROWS = DIM == 0 ? COLUMNS : TILE;
 constexpr u32 STAGED_OTHERS = DIM == 0 ? TILE : 1;
 
-// Resident blocks per multiprocessor, as many as registers allow.
-constexpr u32 RESIDENT = IS_FILTERED ? 4 : DIM != 0 && DIM <= 8 && ELEMENT != F64 ? 12 : 6;
-
 // Whether coordinates are exact in float32.
 constexpr bool ARE_EXACT = ELEMENT == BITS || (ELEMENT == F32 && !IS_DIRECTION);
 

@@ -8,8 +8,6 @@
 
 // In place of a row or slot: none. In place of a cluster: noise.
 constexpr u32 NONE = 0xffffffff;
-// In `known`: the core rows of a node may be in several sets; a node has no core rows.
-constexpr u32 UNKNOWN = 0xffffffff, EMPTY = 0xfffffffe;
 // In `cursors`: an item is done.
 constexpr u32 DONE = 0xffffffff;
 

@@ -2,6 +2,9 @@
 
 #include "dbscan/compare.cuh"
 
+// Resident blocks per multiprocessor, as many as registers allow.
+constexpr u32 RESIDENT = IS_FILTERED ? 4 : DIM != 0 && DIM <= 8 && ELEMENT != F64 ? 12 : 6;
+
 constexpr u32 LEVELS = 7;
 
 // The decision of a visitor on a node.
@@ -138,16 +141,15 @@ __device__ __forceinline__ Listed load(const Dbscan& all, u32 first, u32 last, Q
     return found;
 }
 
-// Tiles that are visited first: those after the rows' own. In many dimensions tiles are large, and warps
-// should visit the same tiles at the same time.
-constexpr u32 NEARBY = DIM == 0 ? 32 : 0xffffffff;
-
 // Visits part of the tiles of the rows' groups: NEARBY tiles from the first row's tile on, then the tiles
 // before it, then the rest. Continues after `cursor` tiles; returns the new cursor, or DONE.
 template <typename Visitor>
 __device__ __forceinline__ u32 walk_around(
     const Dbscan& all, const Stage& stage, const Listed& listed, const Part& part, u32 cursor,
     Work& work, Visitor& visitor) {
+    // Tiles after the rows' own. In many dimensions tiles are large, and warps should visit the same tiles at the
+    // same time.
+    constexpr u32 NEARBY = DIM == 0 ? 32 : 0xffffffff;
     const u32 first = listed.range.x, last = listed.range.y, start = listed.start;
     const u32 nearby = min(NEARBY, last - start), with_those_before = nearby + (start - first);
     const u32 end = part.end(last - first);

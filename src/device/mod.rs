@@ -267,11 +267,11 @@ impl AnyDevice {
 
     /// Prepares the device for k-means: see [`KMeansDevice::warm_kmeans`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub fn warm_kmeans(&self, rows: KMeansKind, k: usize, draws: bool) {
+    pub fn warm_kmeans(&self, rows: KMeansKind, metric: Metric, k: usize, draws: bool) {
         match self {
             Self::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            Self::Cuda(device) => device.warm_kmeans(rows, k, draws),
+            Self::Cuda(device) => device.warm_kmeans(rows, metric, k, draws),
         }
     }
 

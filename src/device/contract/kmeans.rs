@@ -44,9 +44,9 @@ pub trait KMeansDevice: SearchDevice {
     ) -> Result<Vec<T>>;
 
     /// Compiles and loads the code of k-means with `k` clusters for such rows, ahead of its use;
-    /// `draws` says whether [`seed`](KMeansSession::seed) will be called. Errors are ignored here,
-    /// and occur again on use.
-    fn warm_kmeans(&self, _rows: KMeansKind, _k: usize, _draws: bool) {}
+    /// `draws` says whether [`seed`](KMeansSession::seed) will be called, `metric` how rows that the
+    /// rounds leave undecided are compared. Errors are ignored here, and occur again on use.
+    fn warm_kmeans(&self, _rows: KMeansKind, _metric: Metric, _k: usize, _draws: bool) {}
 
     /// An assigner that is faster than searches for `k` centroids, if the device has one.
     ///

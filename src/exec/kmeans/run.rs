@@ -57,13 +57,12 @@ impl AtOnce for Call {
 
     fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
         let (params, elements, dim) = (&self.spec.params, self.side.kind, self.dim);
-        let (metric, k, has_weights) = (params.cost(), params.k(), self.spec.weight.is_some());
-        let draws = params.init == Init::PlusPlus;
+        let (cost, k, has_weights) = (params.cost(), params.k(), self.spec.weight.is_some());
+        let (searched, draws) = (params.metric().searched(elements), params.init == Init::PlusPlus);
         move |device| {
-            if let Some(dim) = dim {
-                let rows = KMeansKind { elements, dim, metric, has_weights };
-                device.warm_kmeans(rows, k, draws);
-            }
+            let Some(dim) = dim else { return };
+            let rows = KMeansKind { elements, dim, metric: cost, has_weights };
+            device.warm_kmeans(rows, searched, k, draws);
         }
     }
 

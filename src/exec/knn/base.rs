@@ -61,10 +61,14 @@ impl Join {
             let (device, metric) = (device.for_kind(shape.kind), metric.searched(shape.kind));
             match lsh {
                 None => device.warm_search(metric, &shape, queries),
-                Some(lsh) => {
+                Some(lsh) => std::thread::scope(|scope| {
+                    // Parameters are chosen by their recall, which needs an exact search.
+                    if lsh.is_open() {
+                        scope.spawn(|| device.warm_search(metric, &shape, queries));
+                    }
                     let hashes = lsh.family != Family::MinHash;
                     device.warm_hashing(metric, (shape.kind, shape.dim), hashes);
-                }
+                }),
             }
         }
     }

@@ -158,11 +158,15 @@ impl Kernels {
     }
 
     fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
-        let module = gpu.load(&Program::new("dbscan.cu", &spec.defines(), &CONSTANTS))?;
-        let function = |name| function(&module, name);
+        let programs = ["dbscan.cu", "dbscan_count.cu", "dbscan_link.cu", "dbscan_attach.cu"]
+            .map(|file| Program::new(file, &spec.defines(), &CONSTANTS));
+        let modules = gpu.load_all(&programs)?;
+        let [order, count, link, attach] = &modules[..] else {
+            unreachable!("a module for each program")
+        };
         let multiprocessors = gpu.limits.multiprocessors;
-        let staged = |name| -> Result<Staged> {
-            let function = function(name)?;
+        let staged = |module, name| -> Result<Staged> {
+            let function = function(module, name)?;
             let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
             let threads = STAGED_THREADS as u32;
             let blocks = function.occupancy_max_active_blocks_per_multiprocessor(threads, 0, None);
@@ -172,26 +176,26 @@ impl Kernels {
         Ok(Self {
             spec,
             clock: gpu.limits.clock,
-            keys: function("keys")?,
-            groups_of: function("groups_of")?,
-            count_digits: function("count_digits")?,
-            add_up: function("add_up")?,
-            move_keys: function("move_keys")?,
-            fill_tiles: function("fill_tiles")?,
-            round_tiles: function("round_tiles")?,
-            bound_tiles: function("bound_tiles")?,
-            bound_nodes: function("bound_nodes")?,
-            count_own: staged("count_own")?,
-            count_others: function("count_others")?,
-            list_others: function("list_others")?,
-            count_near: staged("count_near")?,
-            alone: function("alone")?,
-            link_own: function("link_own")?,
-            link_tiles: staged("link_tiles")?,
-            flatten: function("flatten")?,
-            know: function("know")?,
-            attach: staged("attach")?,
-            finish: function("finish")?,
+            keys: function(order, "keys")?,
+            groups_of: function(order, "groups_of")?,
+            count_digits: function(order, "count_digits")?,
+            add_up: function(order, "add_up")?,
+            move_keys: function(order, "move_keys")?,
+            fill_tiles: function(order, "fill_tiles")?,
+            round_tiles: function(order, "round_tiles")?,
+            bound_tiles: function(order, "bound_tiles")?,
+            bound_nodes: function(order, "bound_nodes")?,
+            count_own: staged(count, "count_own")?,
+            count_others: function(count, "count_others")?,
+            list_others: function(count, "list_others")?,
+            count_near: staged(count, "count_near")?,
+            alone: function(link, "alone")?,
+            link_own: function(link, "link_own")?,
+            link_tiles: staged(link, "link_tiles")?,
+            flatten: function(link, "flatten")?,
+            know: function(link, "know")?,
+            attach: staged(attach, "attach")?,
+            finish: function(attach, "finish")?,
         })
     }
 }

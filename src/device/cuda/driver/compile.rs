@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 75] = files![
+const FILES: [(&str, &str); 85] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -42,7 +42,11 @@ const FILES: [(&str, &str); 75] = files![
     "dbscan/query.cuh",
     "dbscan/rows.cuh",
     "dbscan/tiles.cuh",
+    "dbscan/union_find.cuh",
     "dbscan/walk.cuh",
+    "dbscan_attach.cu",
+    "dbscan_count.cu",
+    "dbscan_link.cu",
     "filter.cu",
     "filter/bits.cuh",
     "filter/exact.cuh",
@@ -60,8 +64,11 @@ const FILES: [(&str, &str); 75] = files![
     "filter_sm90_narrow.cu",
     "filter_sm90_wide.cu",
     "hashing.cu",
+    "hashing/bits.cuh",
     "hashing/keys.cuh",
+    "hashing/rows.cuh",
     "hashing/tables.cuh",
+    "hashing_rows.cu",
     "kmeans.cu",
     "kmeans/assign_tiles.cuh",
     "kmeans/batched.cuh",
@@ -79,6 +86,7 @@ const FILES: [(&str, &str); 75] = files![
     "kmeans/wide.cuh",
     "kmeans_batched.cu",
     "kmeans_sm90.cu",
+    "kmeans_tiles.cu",
     "search.cu",
     "search/among.cuh",
     "search/bucket_self_join.cuh",
@@ -90,6 +98,8 @@ const FILES: [(&str, &str); 75] = files![
     "search/pack.cuh",
     "search/prebound.cuh",
     "search/scan.cuh",
+    "search_buckets.cu",
+    "search_lists.cu",
     "seeding.cu",
     "seeding/bounds.cuh",
     "seeding/draw.cuh",
@@ -183,19 +193,26 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 12] = [
-        "search.cu",
-        "filter.cu",
+    const MODULES: [&str; 19] = [
         "bit_filter.cu",
-        "filter_sm90_narrow.cu",
+        "dbscan.cu",
+        "dbscan_attach.cu",
+        "dbscan_count.cu",
+        "dbscan_link.cu",
+        "filter.cu",
         "filter_sm80.cu",
+        "filter_sm90_narrow.cu",
         "filter_sm90_wide.cu",
+        "hashing.cu",
+        "hashing_rows.cu",
         "kmeans.cu",
         "kmeans_batched.cu",
         "kmeans_sm90.cu",
+        "kmeans_tiles.cu",
+        "search.cu",
+        "search_buckets.cu",
+        "search_lists.cu",
         "seeding.cu",
-        "dbscan.cu",
-        "hashing.cu",
     ];
 
     #[test]

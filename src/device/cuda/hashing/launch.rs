@@ -122,7 +122,8 @@ pub(super) struct Kernels {
     /// Threads of a hashing block.
     hashing: usize,
     multiprocessors: usize,
-    hash_rows: CudaFunction,
+    /// For each of [`BATCHES`]; none for bits.
+    hash_rows: Vec<CudaFunction>,
     hash_bits: CudaFunction,
     add_up: CudaFunction,
     place_rows: CudaFunction,
@@ -215,6 +216,16 @@ impl Tables {
     }
 }
 
+/// Functions of a table that are summed together; for each such batch all rows are staged again.
+const BATCHES: [usize; 4] = [8, 12, 16, 20];
+
+/// The number of the smallest batch that takes `count` functions in as few batches as possible.
+fn batch(count: usize) -> usize {
+    let most = BATCHES[BATCHES.len() - 1];
+    let each = count.div_ceil(count.div_ceil(most).max(1));
+    BATCHES.iter().position(|batch| each <= *batch).unwrap_or(BATCHES.len() - 1)
+}
+
 impl Kernels {
     /// The kernels for rows of a kind, compiled and loaded by the first caller.
     pub(super) fn get(gpu: &Gpu, kind: ElementKind) -> Result<Arc<Self>> {
@@ -231,14 +242,23 @@ impl Kernels {
         };
         let parameters =
             [format!("ELEMENT={element}"), format!("METRIC={metric}"), "DIM=0".to_string()];
-        let module = gpu.load(&Program::new("hashing.cu", &parameters, &CONSTANTS))?;
+        let batches = if kind == ElementKind::Bits { &[][..] } else { &BATCHES };
+        let of_batch = |batch: &usize| {
+            let constants = [&CONSTANTS[..], &[("BATCH", *batch)]].concat();
+            Program::new("hashing_rows.cu", &parameters, &constants)
+        };
+        let mut programs = vec![Program::new("hashing.cu", &parameters, &CONSTANTS)];
+        programs.extend(batches.iter().map(of_batch));
+        let mut modules = gpu.load_all(&programs)?;
+        let module = modules.remove(0);
+        let hash_rows = modules.iter().map(|module| function(module, "hash_rows"));
         let fits = Self::tile_bytes(HASHING, STAGED) + RESERVED <= gpu.limits.shared;
         let hashing = if fits { HASHING } else { HASHING / 2 };
         let kernels = Self {
             kind,
             hashing,
             multiprocessors: gpu.limits.multiprocessors,
-            hash_rows: function(&module, "hash_rows")?,
+            hash_rows: hash_rows.collect::<Result<_>>()?,
             hash_bits: function(&module, "hash_bits")?,
             add_up: function(&module, "add_up")?,
             place_rows: function(&module, "place_rows")?,
@@ -247,7 +267,9 @@ impl Kernels {
             find_buckets: function(&module, "find_buckets")?,
             rate: Arc::new(gpu.limits.rate(PER_CYCLE)),
         };
-        allow_shared(&kernels.hash_rows, Self::tile_bytes(hashing, STAGED))?;
+        for hash_rows in &kernels.hash_rows {
+            allow_shared(hash_rows, Self::tile_bytes(hashing, STAGED))?;
+        }
         Ok(kernels)
     }
 
@@ -310,7 +332,7 @@ impl Kernels {
         assert!(of.stride >= of.count);
         let offsets = address(stream, offsets) + (first * 2 * of.stride as usize * 8) as u64;
         grid.shared_mem_bytes = Self::tile_bytes(self.hashing, of.dim as usize) as u32;
-        let mut launch = stream.launch_builder(&self.hash_rows);
+        let mut launch = stream.launch_builder(&self.hash_rows[batch(of.count as usize)]);
         launch.arg(rows.slice()).arg(&numbers).arg(&offsets).arg(workspace.keys.slice_mut());
         launch.arg(&ranks).arg(&counts).arg(workspace.out_of_range.slice_mut());
         launch.arg(&all).arg(&building);

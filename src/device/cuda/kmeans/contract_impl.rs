@@ -8,13 +8,19 @@ use super::row_type::RowType;
 use super::{CudaKMeans, seeding};
 use crate::device::compose::plus_plus_on_host;
 use crate::device::contract::{
-    KMeansDevice, KMeansInput, KMeansKind, KMeansProblem, KMeansSession, KMeansShape,
+    KMeansDevice, KMeansInput, KMeansKind, KMeansProblem, KMeansSession, KMeansShape, SearchDevice,
+    Shape,
 };
 use crate::device::cuda::device::CudaDevice;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Real;
+use crate::metric::Metric;
 use crate::random::Random;
+
+/// Centroids × dimensions from which so many rows may stay undecided after the rounds that they are
+/// searched for: with 1,024 × 128 they were, with 64 × 10 they were not.
+const LIKELY_SEARCHED: usize = 1 << 16;
 
 /// Whether rows are sent before the problems are known.
 fn will_send(device: &CudaDevice, input: KMeansInput<'_>, expected: KMeansShape) -> bool {
@@ -62,8 +68,12 @@ impl KMeansDevice for CudaDevice {
         plus_plus_on_host(input, k, random, job)
     }
 
-    fn warm_kmeans(&self, rows: KMeansKind, k: usize, draws: bool) {
+    fn warm_kmeans(&self, rows: KMeansKind, metric: Metric, k: usize, draws: bool) {
         std::thread::scope(|scope| {
+            if k * rows.dim >= LIKELY_SEARCHED {
+                let shape = Shape { kind: rows.elements, dim: rows.dim, base: k, k: 1 };
+                scope.spawn(move || self.warm_search(metric, &shape, 0));
+            }
             if draws {
                 let kind = (rows.elements, rows.metric, rows.dim);
                 scope.spawn(move || seeding::warm(self, kind, k));

@@ -145,39 +145,39 @@ impl RoundKernels {
         let parameters =
             [&row_type.parameters()[..], &SwizzledTiles::parameters(swizzled)].concat();
         let program = |file| Program::new(file, &parameters, &CONSTANTS);
-        let mut programs = vec![program("kmeans.cu")];
+        let mut programs = vec![program("kmeans.cu"), program("kmeans_tiles.cu")];
         programs.extend(swizzled.map(|_| program("kmeans_sm90.cu").for_one_architecture()));
         let modules = gpu.load_all(&programs)?;
-        let by_warpgroups = swizzled.map(|swizzled| WarpgroupKernels::of(swizzled, &modules[1]));
-        let function = |name| function(&modules[0], name);
+        let by_warpgroups = swizzled.map(|swizzled| WarpgroupKernels::of(swizzled, &modules[2]));
+        let (rounds, tiles) = (&modules[0], &modules[1]);
         let kernels = Self {
             row_type,
             limits,
-            add_moved: function("add_moved")?,
-            add_sorted: function("add_sorted")?,
-            find_first_rows: function("find_first_rows")?,
-            find_differing: function("find_differing")?,
-            finish_round: function("finish_round")?,
-            copy_labels: function("copy_labels")?,
-            costs: function("costs")?,
-            list_rows: function("list_rows")?,
-            sort_centroids: function("sort_centroids")?,
-            assign_first: function("assign_first")?,
-            assign_sort_means: function("assign_sort_means")?,
-            assign_last: function("assign_last")?,
-            sort_count: function("sort_count")?,
-            add_up: function("add_up")?,
-            sort_move: function("sort_move")?,
-            round_rows: function("round_rows")?,
-            measure_rows: function("measure_rows")?,
-            round_centroids: function("round_centroids")?,
-            assign_tiles: function("assign_tiles")?,
+            add_moved: function(rounds, "add_moved")?,
+            add_sorted: function(rounds, "add_sorted")?,
+            find_first_rows: function(rounds, "find_first_rows")?,
+            find_differing: function(rounds, "find_differing")?,
+            finish_round: function(rounds, "finish_round")?,
+            copy_labels: function(rounds, "copy_labels")?,
+            costs: function(rounds, "costs")?,
+            list_rows: function(tiles, "list_rows")?,
+            sort_centroids: function(rounds, "sort_centroids")?,
+            assign_first: function(rounds, "assign_first")?,
+            assign_sort_means: function(rounds, "assign_sort_means")?,
+            assign_last: function(rounds, "assign_last")?,
+            sort_count: function(rounds, "sort_count")?,
+            add_up: function(rounds, "add_up")?,
+            sort_move: function(rounds, "sort_move")?,
+            round_rows: function(tiles, "round_rows")?,
+            measure_rows: function(tiles, "measure_rows")?,
+            round_centroids: function(tiles, "round_centroids")?,
+            assign_tiles: function(tiles, "assign_tiles")?,
             by_warpgroups: by_warpgroups.transpose()?,
-            take_found: function("take_found")?,
-            find_candidates: function("find_candidates")?,
-            compare_candidates: function("compare_candidates")?,
-            name_nearest: function("name_nearest")?,
-            settle: function("settle")?,
+            take_found: function(tiles, "take_found")?,
+            find_candidates: function(tiles, "find_candidates")?,
+            compare_candidates: function(tiles, "compare_candidates")?,
+            name_nearest: function(tiles, "name_nearest")?,
+            settle: function(tiles, "settle")?,
             products: Arc::new(limits.rate(PRODUCTS_PER_CYCLE)),
             sums: Arc::new(limits.rate(SUMS_PER_CYCLE)),
         };

@@ -3,9 +3,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::launch::Kernels;
 use super::launch_bucket_self_join::{JoinRange, JoinedLists, JoinedTables};
-use super::launch_buckets::{Own, Taken};
+use super::launch_buckets::{BucketKernels, Own, Taken};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
@@ -66,7 +65,7 @@ impl KeptSelfJoin {
     pub(super) fn lists(
         &self,
         device: &CudaDevice,
-        (of, k, kernels): (&SelfJoinInput<'_>, usize, &Kernels),
+        (of, k, kernels): (&SelfJoinInput<'_>, usize, &BucketKernels),
         (own, queries): (&Own, usize),
         job: &Job,
     ) -> Result<Taken> {
@@ -97,7 +96,7 @@ impl KeptSelfJoin {
 fn join_all(
     device: &CudaDevice,
     of: &SelfJoinInput<'_>,
-    (k, kernels): (usize, &Kernels),
+    (k, kernels): (usize, &BucketKernels),
     job: &Job,
 ) -> Result<JoinedLists> {
     let (stream, rows) = (&device.gpu.compute, of.joining.table_rows);
@@ -105,7 +104,7 @@ fn join_all(
     let lists = device.filled(rows * k * entry_bytes(kind), 0xff)?;
     let compared = of.left_out.map(|_| device.filled(rows * 8, 0)).transpose()?;
     let mut joined = JoinedLists { k, rows, lists, compared };
-    let (rate, steps) = (kernels.join_rate(), (of.dim + COMPARE) as f64);
+    let (rate, steps) = (&kernels.join_rate, (of.dim + COMPARE) as f64);
     // A lane compares rows one after the other; `most` of them fill the time of a launch.
     let lanes = kernels.join(k).1 as f64;
     let most = (rate.of_a_launch() * OF_A_LANE * lanes / steps) as usize;

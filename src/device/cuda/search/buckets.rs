@@ -4,7 +4,7 @@ use super::bucket_self_join::SelfJoinInput;
 use super::contract_impl::MOST_ROOM;
 use super::launch::Kernels;
 use super::launch_bucket_self_join::JoinedTables;
-use super::launch_buckets::{InBuckets, Lookup, Own, Taken};
+use super::launch_buckets::{BucketKernels, InBuckets, Lookup, Own, Taken};
 use super::rows::{CudaRows, wait_for};
 use super::spec::{Spec, device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
@@ -51,7 +51,9 @@ impl HashingDevice for CudaDevice {
 
     fn warm_hashing(&self, metric: Metric, (kind, dim): (ElementKind, usize), hashes: bool) {
         std::thread::scope(|scope| {
-            scope.spawn(|| Kernels::get(&self.gpu, Spec::of_rows(kind, metric, dim)));
+            let spec = Spec::of_rows(kind, metric, dim);
+            scope.spawn(move || BucketKernels::get(&self.gpu, spec));
+            scope.spawn(move || Kernels::get(&self.gpu, spec));
             if hashes {
                 hashing::warm(self, kind);
             }
@@ -105,7 +107,7 @@ impl CudaDevice {
     /// Whether there is shared memory for lists of `k` neighbours.
     fn has_lists(&self, base: &CudaRows, k: usize) -> Result<bool> {
         let is_possible = (1..=MOST_ROWS).contains(&base.rows.len()) && k <= MOST_NEIGHBORS;
-        Ok(is_possible && base.kernels(&self.gpu)?.warps_of_block(k).is_some())
+        Ok(is_possible && base.bucket_kernels(&self.gpu)?.warps_of_block(k).is_some())
     }
 
     fn nearest<T: OnGpu>(
@@ -116,7 +118,7 @@ impl CudaDevice {
         k: usize,
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
-        let kernels = base.kernels(&self.gpu)?;
+        let kernels = base.bucket_kernels(&self.gpu)?;
         let (visited, lookup) = match &buckets.looked_at {
             LookedAt::Ranges(ranges) => {
                 let of_query = |query| ranges.visited(query, buckets.tables) as f64;
@@ -162,7 +164,7 @@ impl CudaDevice {
         base: &CudaRows,
         tables: &CudaTables,
         buckets: &Buckets<'_>,
-        (k, kernels): (usize, &Kernels),
+        (k, kernels): (usize, &BucketKernels),
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
         let (Some(own), count) = (buckets.own, buckets.queries) else { return Ok(None) };
@@ -203,7 +205,7 @@ impl CudaDevice {
         (queries, base): (&CudaRows, &CudaRows),
         tables: &CudaTables,
         (buckets, visited, lookup): (&Buckets<'_>, &[f64], Lookup),
-        (k, kernels): (usize, &Kernels),
+        (k, kernels): (usize, &BucketKernels),
         job: &Job,
     ) -> Result<NearestInBuckets> {
         let Self { gpu, .. } = self;
@@ -215,7 +217,7 @@ impl CudaDevice {
             Lookup::Given(..) => None,
         };
         let mut search = self.in_buckets(base, tables, (buckets, lookup), (k, kernels), job)?;
-        let (rate, dim) = (kernels.buckets_rate(), search.dim + VISIT);
+        let (rate, dim) = (&kernels.search_rate, search.dim + VISIT);
         let mut throttle = LaunchThrottle::default();
         let mut first = 0;
         while first < visited.len() {
@@ -244,7 +246,7 @@ impl CudaDevice {
     /// Reads the lists of `queries` queries, of up to k neighbours each.
     fn read_lists<T: OnGpu>(
         &self,
-        (taken, kernels): (&Taken, &Kernels),
+        (taken, kernels): (&Taken, &BucketKernels),
         (queries, k): (usize, usize),
         job: &Job,
     ) -> Result<NearestInBuckets> {
@@ -298,7 +300,7 @@ impl CudaDevice {
         base: &CudaRows,
         tables: &CudaTables,
         (buckets, lookup): (&Buckets<'_>, Lookup),
-        (k, kernels): (usize, &Kernels),
+        (k, kernels): (usize, &BucketKernels),
         job: &Job,
     ) -> Result<InBuckets> {
         let Self { gpu, memory, .. } = self;

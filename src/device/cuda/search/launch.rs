@@ -17,7 +17,7 @@ use super::passes::PANEL;
 use super::spec::{Spec, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
-    Rate, address, allow_shared, check_size, config, function,
+    Limits, Rate, address, allow_shared, check_size, config, function,
 };
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::modules::Once;
@@ -59,25 +59,11 @@ pub(super) struct Kernels {
     pub(super) rank_by_warp: CudaFunction,
     pub(super) rank_by_block: CudaFunction,
     pub(super) unpack: CudaFunction,
-    pub(super) nearest_in_buckets: CudaFunction,
-    pub(super) find_own_buckets: CudaFunction,
-    pub(super) join_buckets: CudaFunction,
-    /// Variants of `join_buckets` for rows of few elements and up to 8 or 16 neighbours.
-    pub(super) join_for_8: CudaFunction,
-    pub(super) join_for_16: CudaFunction,
-    pub(super) take_lists: CudaFunction,
-    pub(super) add_visits: CudaFunction,
-    pub(super) add_up_lists: CudaFunction,
-    pub(super) close_gaps: CudaFunction,
     /// Pairs × dimensions per second.
     scan_rate: Arc<Rate>,
-    /// The same for pairs of rows anywhere in memory, for these by the definition, and for pairs in
-    /// buckets.
+    /// The same for pairs of rows anywhere in memory, and for these by the definition.
     among_rate: Arc<Rate>,
     exact_rate: Arc<Rate>,
-    buckets_rate: Arc<Rate>,
-    /// The same for pairs of a self-join of buckets.
-    join_rate: Arc<Rate>,
     /// Entries × steps of a sort per second, in shared memory and in global memory.
     merge_rates: [Arc<Rate>; 2],
 }
@@ -154,10 +140,12 @@ const PER_CYCLE: f64 = 64.0;
 const MERGE_PENALTIES: [f64; 2] = [40.0, 320.0];
 
 /// The slowdown of pairs of rows anywhere in memory.
-const FETCH_PENALTY: f64 = 32.0;
+pub(super) const FETCH_PENALTY: f64 = 32.0;
 
-/// The same if adjacent threads compare with the same rows.
-const JOIN_PENALTY: f64 = 2.0;
+/// The maximum multiply-adds per cycle of a multiprocessor, of the elements of a spec.
+pub(super) fn per_cycle(spec: &Spec, limits: &Limits) -> f64 {
+    PER_CYCLE / if spec.kind() == ElementKind::F64 { limits.double_penalty } else { 1.0 }
+}
 
 impl Kernels {
     /// The kernels for such rows and a metric, compiled and loaded by the first caller.
@@ -167,53 +155,42 @@ impl Kernels {
     }
 
     fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
-        let module = gpu.load(&spec.program())?;
+        let modules =
+            gpu.load_all(&[spec.program("search.cu"), spec.program("search_lists.cu")])?;
+        let [module, lists] = &modules[..] else { unreachable!("a module for each program") };
         let limits = &gpu.limits;
-        let is_double = spec.kind() == ElementKind::F64;
-        let per_cycle = PER_CYCLE / if is_double { limits.double_penalty } else { 1.0 };
+        let per_cycle = per_cycle(&spec, limits);
         let kernels = Self {
             spec,
             shared_limit: limits.shared,
             multiprocessors: limits.multiprocessors,
-            pack: function(&module, "pack")?,
-            scan: function(&module, "scan")?,
-            scan_least: function(&module, "scan_least")?,
-            bound_lists: function(&module, "bound_lists")?,
-            lengthen_lists: function(&module, "lengthen_lists")?,
-            find_short: function(&module, "find_short")?,
-            clear_lists: function(&module, "clear_lists")?,
-            merge_by_warp: function(&module, "merge_by_warp")?,
-            merge_by_block: function(&module, "merge_by_block")?,
-            merge_in_place: function(&module, "merge_in_place")?,
-            search_again: function(&module, "search_again")?,
-            gather: function(&module, "gather")?,
-            take_queries: function(&module, "take_queries")?,
-            among: function(&module, "among")?,
-            measure_lists: function(&module, "measure_lists")?,
-            rank_by_warp: function(&module, "rank_by_warp")?,
-            rank_by_block: function(&module, "rank_by_block")?,
-            unpack: function(&module, "unpack")?,
-            nearest_in_buckets: function(&module, "nearest_in_buckets")?,
-            find_own_buckets: function(&module, "find_own_buckets")?,
-            join_buckets: function(&module, "join_buckets")?,
-            join_for_8: function(&module, "join_for_8")?,
-            join_for_16: function(&module, "join_for_16")?,
-            take_lists: function(&module, "take_lists")?,
-            add_visits: function(&module, "add_visits")?,
-            add_up_lists: function(&module, "add_up_lists")?,
-            close_gaps: function(&module, "close_gaps")?,
+            pack: function(module, "pack")?,
+            scan: function(module, "scan")?,
+            scan_least: function(module, "scan_least")?,
+            bound_lists: function(module, "bound_lists")?,
+            lengthen_lists: function(lists, "lengthen_lists")?,
+            find_short: function(lists, "find_short")?,
+            clear_lists: function(lists, "clear_lists")?,
+            merge_by_warp: function(lists, "merge_by_warp")?,
+            merge_by_block: function(lists, "merge_by_block")?,
+            merge_in_place: function(lists, "merge_in_place")?,
+            search_again: function(lists, "search_again")?,
+            gather: function(lists, "gather")?,
+            take_queries: function(module, "take_queries")?,
+            among: function(lists, "among")?,
+            measure_lists: function(lists, "measure_lists")?,
+            rank_by_warp: function(lists, "rank_by_warp")?,
+            rank_by_block: function(lists, "rank_by_block")?,
+            unpack: function(lists, "unpack")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
             among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
             exact_rate: Arc::new(limits.rate(PER_CYCLE / limits.double_penalty / FETCH_PENALTY)),
-            buckets_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
-            join_rate: Arc::new(limits.rate(per_cycle / JOIN_PENALTY)),
             merge_rates: MERGE_PENALTIES.map(|slower| Arc::new(limits.rate(per_cycle / slower))),
         };
         allow_shared(&kernels.scan, kernels.scan_shared())?;
         allow_shared(&kernels.scan_least, kernels.scan_shared())?;
         allow_shared(&kernels.merge_by_block, limits.shared)?;
         allow_shared(&kernels.rank_by_block, limits.shared)?;
-        allow_shared(&kernels.nearest_in_buckets, limits.shared)?;
         Ok(kernels)
     }
 
@@ -230,16 +207,6 @@ impl Kernels {
     /// The same by the definition, in float64.
     pub(super) fn exact_rate(&self) -> &Arc<Rate> {
         &self.exact_rate
-    }
-
-    /// The same for pairs in buckets.
-    pub(super) fn buckets_rate(&self) -> &Arc<Rate> {
-        &self.buckets_rate
-    }
-
-    /// The same for pairs of a self-join of buckets.
-    pub(super) fn join_rate(&self) -> &Arc<Rate> {
-        &self.join_rate
     }
 
     /// Entries × steps of the sort per second, for such lists.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::launch::Kernels;
-use super::launch_buckets::{Own, Taken};
+use super::launch_buckets::{BucketKernels, Own, Taken};
 use super::spec::{JOINING, LANES, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::launch::{address, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
@@ -63,7 +62,7 @@ pub(super) struct JoinedLists {
     pub(super) compared: Option<Buffer>,
 }
 
-impl Kernels {
+impl BucketKernels {
     /// The kernel that joins rows for `k` neighbours, and its lanes per row.
     pub(super) fn join(&self, k: usize) -> (&CudaFunction, usize) {
         let is_small = self.spec().is_unrolled();

@@ -3,14 +3,18 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::launch::Kernels;
-use super::spec::{entry_bytes, real_bytes, scalar_bytes};
-use crate::device::cuda::driver::launch::{address, check_size, config};
+use super::launch::{FETCH_PENALTY, per_cycle};
+use super::spec::{Spec, entry_bytes, real_bytes, scalar_bytes};
+use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::{
+    Rate, address, allow_shared, check_size, config, function,
+};
 use crate::device::cuda::driver::memory::Buffer;
+use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::matrix::ElementKind;
@@ -196,7 +200,66 @@ impl Taken {
     }
 }
 
-impl Kernels {
+/// The kernels of searches in LSH buckets, of one [`Spec`], loaded on a device.
+#[derive(Debug)]
+pub(super) struct BucketKernels {
+    spec: Spec,
+    shared_limit: usize,
+    pub(super) multiprocessors: usize,
+    nearest_in_buckets: CudaFunction,
+    find_own_buckets: CudaFunction,
+    pub(super) join_buckets: CudaFunction,
+    /// Variants of `join_buckets` for rows of few elements and up to 8 or 16 neighbours.
+    pub(super) join_for_8: CudaFunction,
+    pub(super) join_for_16: CudaFunction,
+    pub(super) take_lists: CudaFunction,
+    pub(super) add_visits: CudaFunction,
+    pub(super) add_up_lists: CudaFunction,
+    pub(super) close_gaps: CudaFunction,
+    /// Pairs × dimensions per second: of a search, and of a self-join.
+    pub(super) search_rate: Arc<Rate>,
+    pub(super) join_rate: Arc<Rate>,
+}
+
+/// The slowdown of pairs if adjacent threads compare with the same rows.
+const JOIN_PENALTY: f64 = 2.0;
+
+impl BucketKernels {
+    /// The kernels for such rows and a metric, compiled and loaded by the first caller.
+    pub(super) fn get(gpu: &Gpu, spec: Spec) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, Spec), BucketKernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
+    }
+
+    fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
+        let module = gpu.load(&spec.program("search_buckets.cu"))?;
+        let (limits, function) = (&gpu.limits, |name| function(&module, name));
+        let per_cycle = per_cycle(&spec, limits);
+        let kernels = Self {
+            spec,
+            shared_limit: limits.shared,
+            multiprocessors: limits.multiprocessors,
+            nearest_in_buckets: function("nearest_in_buckets")?,
+            find_own_buckets: function("find_own_buckets")?,
+            join_buckets: function("join_buckets")?,
+            join_for_8: function("join_for_8")?,
+            join_for_16: function("join_for_16")?,
+            take_lists: function("take_lists")?,
+            add_visits: function("add_visits")?,
+            add_up_lists: function("add_up_lists")?,
+            close_gaps: function("close_gaps")?,
+            search_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
+            join_rate: Arc::new(limits.rate(per_cycle / JOIN_PENALTY)),
+        };
+        allow_shared(&kernels.nearest_in_buckets, limits.shared)?;
+        Ok(kernels)
+    }
+
+    /// The compile-time parameters of the kernels.
+    pub(super) fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
     /// Entries per warp, and warps of a block; `None` if not even one warp fits.
     pub(super) fn warps_of_block(&self, k: usize) -> Option<(usize, usize)> {
         let slots = (k + ROOM).next_power_of_two();

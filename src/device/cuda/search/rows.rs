@@ -8,6 +8,7 @@ use cudarc::driver::CudaEvent;
 use super::filter::{InPanels, PackedBase};
 use super::given::Given;
 use super::launch::{Kernels, Piece};
+use super::launch_buckets::BucketKernels;
 use super::passes::{PANEL, panels};
 use super::spec::{Spec, device_dim, scalar_bytes};
 use crate::device::cuda::device::{CudaDevice, TensorCores};
@@ -161,6 +162,12 @@ impl CudaRows {
     pub(super) fn kernels(&self, gpu: &Gpu) -> Result<Arc<Kernels>> {
         let matrix = self.rows.matrix();
         Kernels::get(gpu, Spec::of_rows(matrix.kind(), self.metric, matrix.dim()))
+    }
+
+    /// The kernels that compare these rows in LSH buckets.
+    pub(super) fn bucket_kernels(&self, gpu: &Gpu) -> Result<Arc<BucketKernels>> {
+        let matrix = self.rows.matrix();
+        BucketKernels::get(gpu, Spec::of_rows(matrix.kind(), self.metric, matrix.dim()))
     }
 
     /// The rows in row-major order.

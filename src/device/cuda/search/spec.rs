@@ -78,9 +78,9 @@ impl Spec {
         if self.fixed_dim == 0 { 4 } else { 3 }
     }
 
-    /// The program to compile.
-    pub(super) fn program(&self) -> Program {
-        Program::new("search.cu", &self.defines(), &CONSTANTS)
+    /// A program of `kernels/` to compile.
+    pub(super) fn program(&self, file: &'static str) -> Program {
+        Program::new(file, &self.defines(), &CONSTANTS)
     }
 
     fn defines(&self) -> [String; 3] {

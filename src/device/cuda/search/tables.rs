@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bucket_self_join::KeptSelfJoin;
-use super::launch::Kernels;
+use super::launch_buckets::BucketKernels;
 use super::launch_buckets::OwnBuckets;
 use super::rows::{CudaRows, wait_for};
 use super::spec::device_dim;
@@ -126,7 +126,7 @@ impl CudaTables {
     pub(super) fn own_buckets(
         &self,
         device: &CudaDevice,
-        kernels: &Kernels,
+        kernels: &BucketKernels,
     ) -> Result<OwnRanges<'_>> {
         let sent = match &self.source {
             Source::Built(built) => {

@@ -1,0 +1,3 @@
+// The kernels that attach the border rows of DBSCAN.
+
+#include "dbscan/attach.cuh"
