@@ -9,8 +9,8 @@ pub mod extended;
 pub mod fuzz;
 pub mod inputs;
 pub mod lloyd;
+mod root;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ use datafusion_neighbors::device::{AnyDevice, Distances};
 use datafusion_neighbors::matrix::{ElementKind, Elements, Matrix};
 use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::sets::Sets;
+
+pub use self::root::root;
 
 /// A small seeded generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 /// generators").
@@ -458,14 +460,4 @@ pub async fn until(holds: impl Fn() -> bool) {
     while !holds() {
         tokio::time::sleep(POLL).await;
     }
-}
-
-/// The folder that test files are relative to: the repository, or the packed files.
-pub fn root() -> PathBuf {
-    if let Some(packed) = std::env::var_os("NEIGHBORS_ROOT") {
-        return packed.into();
-    }
-    // The package may be the one in `tests/statements`.
-    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    folders.find(|folder| folder.join("Cargo.lock").exists()).expect("the repository").into()
 }

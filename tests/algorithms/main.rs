@@ -5,6 +5,7 @@ mod accuracy;
 mod clusters;
 mod density;
 mod hashing;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;

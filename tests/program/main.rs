@@ -2,10 +2,14 @@
 //!
 //! Trials of a missing device are ignored.
 
-use std::path::{Path, PathBuf};
+#[path = "../support/root.rs"]
+mod root;
+
+use std::path::Path;
 use std::process::{Command, Output};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use root::root;
 use tempfile::TempDir;
 
 /// A test.
@@ -34,11 +38,6 @@ fn main() {
     }
     trials.extend(TESTS.map(|(name, run)| Trial::test(format!("program::{name}"), run)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
-}
-
-/// The folder of the package, or of its packed files.
-fn root() -> PathBuf {
-    std::env::var_os("NEIGHBORS_ROOT").map_or(env!("CARGO_MANIFEST_DIR").into(), Into::into)
 }
 
 /// A command that starts the program in the folder of the package.

@@ -6,7 +6,7 @@
 mod order;
 mod pages;
 mod session;
-#[path = "../support/mod.rs"]
+#[path = "../../support/mod.rs"]
 mod support;
 
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // an allocator
 
 mod damage;
-#[path = "../support/mod.rs"]
+#[path = "../../support/mod.rs"]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
