@@ -10,6 +10,7 @@ pub mod fuzz;
 pub mod inputs;
 pub mod lloyd;
 mod root;
+pub mod trial;
 
 use std::sync::Arc;
 use std::time::Duration;

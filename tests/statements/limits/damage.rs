@@ -4,12 +4,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use datafusion::catalog::TableProvider;
-use datafusion::common::{DFSchema, exec_err, plan_datafusion_err};
+use datafusion::common::{DFSchema, plan_datafusion_err};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::CreateExternalTable;
 use datafusion::object_store::ObjectStoreExt;
@@ -18,9 +17,11 @@ use datafusion::object_store::path::Path;
 use datafusion::physical_plan::collect;
 use datafusion::prelude::SessionContext;
 use futures::future::BoxFuture;
+use libtest_mimic::Failed;
 use twox_hash::XxHash64;
 
-use crate::support::Rng;
+use crate::support::trial::check;
+use crate::support::{DEADLINE, Rng};
 
 /// The bytes of a file's header and footer.
 const HEADER: usize = 12;
@@ -44,7 +45,7 @@ const SEARCHES: [&str; 5] = [
 ];
 
 /// Damages files `times` times; `held` runs work and returns its outcome and its peak memory.
-pub async fn run<H>(times: u64, held: H) -> Result<()>
+pub async fn by_chance<H>(times: u64, held: H) -> Result<(), Failed>
 where
     H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
 {
@@ -55,11 +56,7 @@ where
     done
 }
 
-fn check(holds: bool, otherwise: String) -> Result<()> {
-    if holds { Ok(()) } else { exec_err!("{otherwise}") }
-}
-
-async fn damaged<H>(times: u64, held: H) -> Result<()>
+async fn damaged<H>(times: u64, held: H) -> Result<(), Failed>
 where
     H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
 {
@@ -71,7 +68,7 @@ where
         files.push(written(&ctx, &store, i).await?);
         let Outcome { rows: Some(of_file), answer: Some(answer), .. } = look(&ctx, search).await
         else {
-            return exec_err!("file {i} is an error as it was written");
+            return Err(format!("file {i} is an error as it was written").into());
         };
         rows.push(of_file);
         answers.push(answer);
@@ -87,9 +84,9 @@ where
         let size = damaged.len() as i64;
         store.put(&Path::from("damaged.lsh"), damaged.into()).await?;
         let work = looking(&ctx, SEARCHES[which]);
-        let held = tokio::time::timeout(LONGEST, held(&work)).await;
+        let held = tokio::time::timeout(DEADLINE, held(&work)).await;
         let Ok((found, most)) = held else {
-            return exec_err!("file {which}, seed {seed}: it does not end");
+            return Err(format!("file {which}, seed {seed}: it does not end").into());
         };
         if !fits {
             let right = [rows[which].clone(), answers[which].clone()];
@@ -111,7 +108,7 @@ where
 
 /// A file with correct checksums whose summary claims a million dimensions for vectors of 3: no
 /// hash functions are allocated for them.
-pub async fn other_dimensions<H>(held: H) -> Result<()>
+pub async fn other_dimensions<H>(held: H) -> Result<(), Failed>
 where
     H: AsyncFn(&dyn Fn() -> BoxFuture<'static, Outcome>) -> (Outcome, i64),
 {
@@ -124,8 +121,8 @@ where
     let size = file.len() as i64;
     store.put(&Path::from("damaged.lsh"), parts.file().into()).await?;
     let (found, most) = held(&work).await;
-    check(found.opens && found.rows.is_some(), "its columns are not read".to_string())?;
-    check(found.answer.is_none(), "a search finds something".to_string())?;
+    check(found.opens && found.rows.is_some(), "its columns are not read")?;
+    check(found.answer.is_none(), "a search finds something")?;
     check(most <= usual + 4 * size + OTHERS, format!("{most} bytes for {size}, usually {usual}"))
 }
 
@@ -161,9 +158,6 @@ where
 
 /// Memory that is independent of the file and varies between runs.
 const OTHERS: i64 = 1 << 20;
-
-/// The time limit for a file.
-const LONGEST: Duration = Duration::from_secs(60);
 
 /// A function that opens, reads and searches the damaged file.
 fn looking(

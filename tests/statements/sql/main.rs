@@ -19,6 +19,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use libtest_mimic::{Arguments, Failed, Trial};
 use sqllogictest::{AsyncDB, DBOutput, DefaultColumnType, Runner};
+use support::trial::run;
 
 fn main() {
     // Paths in statements are relative to this folder.
@@ -33,9 +34,7 @@ fn main() {
         let readme = support::root().join("README.md");
         for page in files_with("md").into_iter().chain([readme]) {
             let name = format!("{device}::{}", file_name(&page));
-            let trial = Trial::test(name, move || {
-                tokio::runtime::Runtime::new()?.block_on(pages::run(&page, device))
-            });
+            let trial = Trial::test(name, move || run(pages::run(&page, device)));
             trials.push(trial.with_ignored_flag(found.is_none()));
         }
     }

@@ -7,7 +7,6 @@
 mod kinds;
 mod random;
 
-use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,8 +25,8 @@ use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use tempfile::TempDir;
 
-use crate::session::Test;
 use crate::support::Rng;
+use crate::support::trial::{Test, check, run};
 
 /// The tests of this folder.
 pub const TESTS: [(&str, Test); 14] = [
@@ -46,14 +45,6 @@ pub const TESTS: [(&str, Test); 14] = [
     ("explain_shows_what_is_inside", || run(explain())),
     ("any_order_leaves_the_plan_alone", || run(any())),
 ];
-
-fn run(test: impl Future<Output = Result<(), Failed>>) -> Result<(), Failed> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(test)
-}
-
-fn check(holds: bool, otherwise: impl Into<String>) -> Result<(), Failed> {
-    if holds { Ok(()) } else { Err(otherwise.into().into()) }
-}
 
 /// More rows than a batch of 8192.
 const ROWS: usize = 10_000;

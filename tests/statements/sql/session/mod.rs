@@ -7,7 +7,6 @@ mod stored;
 mod surface;
 pub mod waiting;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,9 +28,7 @@ use datafusion_neighbors::{KnnExact, KnnExt, Metric, register_all};
 use libtest_mimic::Failed;
 
 use crate::support::Rng;
-
-/// A test.
-pub type Test = fn() -> Result<(), Failed>;
+use crate::support::trial::{Test, check, run};
 
 /// The tests of this file.
 pub const TESTS: &[(&str, Test)] = &[
@@ -74,14 +71,6 @@ pub const TESTS: &[(&str, Test)] = &[
 /// The tests of this file that need a GPU.
 pub const TESTS_OF_GPUS: &[(&str, Test)] =
     &[("the_cpu_goes_on_where_a_gpu_fails", || run(fallback::too_little_device_memory()))];
-
-fn run(test: impl Future<Output = Result<(), Failed>>) -> Result<(), Failed> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(test)
-}
-
-fn check(holds: bool, otherwise: impl Into<String>) -> Result<(), Failed> {
-    if holds { Ok(()) } else { Err(otherwise.into().into()) }
-}
 
 /// Registers a table of rows `id`, `v` with `parts` partitions and `batch` rows per batch.
 fn table(

@@ -75,7 +75,7 @@ fn rows(first: usize, count: usize, wanted: &str) -> String {
     )
 }
 
-async fn run(ctx: &SessionContext, sql: &str) -> Result<()> {
+async fn execute(ctx: &SessionContext, sql: &str) -> Result<()> {
     ctx.sql(sql).await?.collect().await.map(|_| ())
 }
 
@@ -89,9 +89,9 @@ async fn index(
 ) -> Result<()> {
     let file = folder.path().join(format!("{name}.lsh"));
     let file = file.to_string_lossy();
-    run(ctx, &format!("COPY {of} TO '{file}' STORED AS LSH OPTIONS ({options})")).await?;
-    run(ctx, &format!("DROP TABLE IF EXISTS {name}")).await?;
-    run(ctx, &format!("CREATE EXTERNAL TABLE {name} STORED AS LSH LOCATION '{file}'")).await
+    execute(ctx, &format!("COPY {of} TO '{file}' STORED AS LSH OPTIONS ({options})")).await?;
+    execute(ctx, &format!("DROP TABLE IF EXISTS {name}")).await?;
+    execute(ctx, &format!("CREATE EXTERNAL TABLE {name} STORED AS LSH LOCATION '{file}'")).await
 }
 
 /// All kinds of hash tables and vector types, with and without queries, filtered or not.
@@ -99,8 +99,8 @@ pub async fn as_built() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     for (i, (of_base, of_queries)) in TYPES.into_iter().enumerate() {
         let ctx = session(SessionConfig::new().with_target_partitions(1 + i))?;
-        run(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 500, of_base))).await?;
-        run(&ctx, &format!("CREATE TABLE queries AS {}", rows(777, 60, of_queries))).await?;
+        execute(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 500, of_base))).await?;
+        execute(&ctx, &format!("CREATE TABLE queries AS {}", rows(777, 60, of_queries))).await?;
         for (metric, options, arguments) in KINDS {
             let vector = if matches!(metric, "hamming" | "jaccard") { "b" } else { "v" };
             let options = format!("'lsh.metric' '{metric}', 'lsh.vector' '{vector}', {options}");
@@ -146,11 +146,12 @@ pub async fn one_file() -> Result<(), Failed> {
         let parts = folder.path().join("parts");
         for (name, first) in [("b", 0), ("a", 9000)].into_iter().filter(|_| files.is_empty()) {
             let rows = rows(first, 7000, "List(Float32)");
-            run(&ctx, &format!("COPY ({rows}) TO '{}/{name}.parquet'", parts.display())).await?;
+            execute(&ctx, &format!("COPY ({rows}) TO '{}/{name}.parquet'", parts.display()))
+                .await?;
         }
         let file = folder.path().join(format!("{partitions}.lsh"));
         let of = format!("(SELECT id, title, v FROM '{}/' WHERE price < 2)", parts.display());
-        run(&ctx, &format!("COPY {of} TO '{}' STORED AS LSH", file.display())).await?;
+        execute(&ctx, &format!("COPY {of} TO '{}' STORED AS LSH", file.display())).await?;
         files.push(std::fs::read(file)?);
         let mut options = ctx.state().default_table_options();
         options.set("lsh.tables", "5")?;
@@ -167,11 +168,12 @@ pub async fn plans() -> Result<(), Failed> {
     for (partitions, order) in [(1, "exact"), (4, "exact"), (4, "any")] {
         let config = SessionConfig::new().with_target_partitions(partitions);
         let ctx = session(config)?;
-        run(&ctx, &format!("SET neighbors.input_order = '{order}'")).await?;
-        run(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 3000, "List(Float32)"))).await?;
-        run(&ctx, &format!("CREATE TABLE queries AS {}", rows(5000, 40, "List(Float32)"))).await?;
+        execute(&ctx, &format!("SET neighbors.input_order = '{order}'")).await?;
+        execute(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 3000, "List(Float32)"))).await?;
+        execute(&ctx, &format!("CREATE TABLE queries AS {}", rows(5000, 40, "List(Float32)")))
+            .await?;
         index(&ctx, "stored", "(SELECT * FROM items ORDER BY id)", &folder, options).await?;
-        run(&ctx, "CREATE VIEW seen AS SELECT v AS place, id * 2 AS twice, id, price FROM stored WHERE price > 0").await?;
+        execute(&ctx, "CREATE VIEW seen AS SELECT v AS place, id * 2 AS twice, id, price FROM stored WHERE price > 0").await?;
         let of = |base: &str| {
             format!("FROM knn_lsh(queries => (SELECT id, v FROM queries), base => {base}, k => 4")
         };
@@ -236,7 +238,7 @@ pub async fn plans() -> Result<(), Failed> {
             let call = format!("SELECT * {}, {arguments})", of(base));
             let plan = text(&ctx, &format!("EXPLAIN {call}")).await?;
             check(!plan.contains("index="), format!("an index is used:\n{plan}"))?;
-            run(&ctx, &call).await?;
+            execute(&ctx, &call).await?;
         }
     }
     Ok(())
@@ -279,13 +281,13 @@ pub async fn residence() -> Result<(), Failed> {
         rows(0, 10, "List(Float64)"),
         rows(0, 300_000, "List(Float64)")
     );
-    run(&ctx, "SET neighbors.device = 'cpu'").await?;
-    run(&ctx, &large).await?;
+    execute(&ctx, "SET neighbors.device = 'cpu'").await?;
+    execute(&ctx, &large).await?;
     check(pool.reserved() < held, "nothing was given up")?;
     let shown = text(&ctx, &format!("EXPLAIN ANALYZE {CALL}")).await?;
     check(shown.contains("(loaded)"), format!("it was given up, but\n{shown}"))?;
     check(text(&ctx, CALL).await? == wanted, "another answer after it was given up")?;
-    run(&ctx, "DROP TABLE stored").await?;
+    execute(&ctx, "DROP TABLE stored").await?;
     check(pool.reserved() == 0, format!("{} bytes for a table that is gone", pool.reserved()))
 }
 
@@ -325,8 +327,11 @@ pub async fn table_by_table() -> Result<(), Failed> {
     for (name, _) in files {
         let file = folder.path().join(format!("{name}.lsh"));
         let location = file.display();
-        run(&small, &format!("CREATE EXTERNAL TABLE {name} STORED AS LSH LOCATION '{location}'"))
-            .await?;
+        execute(
+            &small,
+            &format!("CREATE EXTERNAL TABLE {name} STORED AS LSH LOCATION '{location}'"),
+        )
+        .await?;
     }
     let shown = text(&small, &format!("EXPLAIN ANALYZE {CALL}")).await?;
     check(shown.contains("(table by table)"), format!("there is memory for all:\n{shown}"))?;
@@ -381,7 +386,7 @@ pub async fn in_use() -> Result<(), Failed> {
         "SELECT count(*) FROM knn_exact(base => ({}), k => 1, vector => 'v')",
         rows(0, 3_000_000, "List(Float64)")
     );
-    check(run(&ctx, &too_large).await.is_err(), "it is not too large")?;
+    check(execute(&ctx, &too_large).await.is_err(), "it is not too large")?;
     check(pool.reserved() >= held, format!("{held} bytes, then {}", pool.reserved()))?;
     drop(running);
     Ok(())
@@ -405,11 +410,12 @@ pub async fn two_writers() -> Result<(), Failed> {
         let join = |error| plan_datafusion_err!("{error}");
         one.await.map_err(join)??;
         other.await.map_err(join)??;
-        run(&ctx, "DROP TABLE IF EXISTS one").await?;
-        run(&ctx, &format!("CREATE EXTERNAL TABLE one STORED AS LSH LOCATION '{file}'")).await?;
+        execute(&ctx, "DROP TABLE IF EXISTS one").await?;
+        execute(&ctx, &format!("CREATE EXTERNAL TABLE one STORED AS LSH LOCATION '{file}'"))
+            .await?;
         let count = text(&ctx, "SELECT count(*), max(id) FROM one").await?;
         check(count.contains("| 2000     | 1999") || count.contains("| 3000     | 2999"), count)?;
-        run(&ctx, "SELECT * FROM knn_lsh(base => one, k => 2, vector => 'v')").await?;
+        execute(&ctx, "SELECT * FROM knn_lsh(base => one, k => 2, vector => 'v')").await?;
     }
     let left: Vec<_> =
         std::fs::read_dir(folder.path())?.flatten().map(|file| file.file_name()).collect();
@@ -420,7 +426,7 @@ pub async fn two_writers() -> Result<(), Failed> {
 pub async fn given_up() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let ctx = session(SessionConfig::new())?;
-    run(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 40_000, "List(Float32)"))).await?;
+    execute(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 40_000, "List(Float32)"))).await?;
     let file = folder.path().join("one.lsh").display().to_string();
     let sql = format!(
         "COPY items TO '{file}' STORED AS LSH OPTIONS ('lsh.tables' '200', 'lsh.hashes' '3', 'lsh.width' '2')"
@@ -451,7 +457,7 @@ pub async fn recall() -> Result<(), Failed> {
     let folder = TempDir::new()?;
     let ctx = session(SessionConfig::new())?;
     let rows = "(SELECT value AS id, value % 3 AS price, [sin(value * 0.7), cos(value * 1.3), sin(value * 2.9), cos(value * 0.11), sin(value * 3.3)] AS v FROM range(0, 6000))";
-    run(&ctx, &format!("CREATE TABLE items AS SELECT * FROM {rows}")).await?;
+    execute(&ctx, &format!("CREATE TABLE items AS SELECT * FROM {rows}")).await?;
     index(&ctx, "stored", "items", &folder, "'lsh.recall' '0.97'").await?;
     for some in ["", "WHERE price = 1"] {
         for wanted in [0.5, 0.9] {

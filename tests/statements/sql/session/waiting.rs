@@ -19,8 +19,9 @@ use datafusion_neighbors::register_all;
 use futures::StreamExt;
 use libtest_mimic::Failed;
 
-use super::{Test, check, run, session, table, text};
+use super::{session, table, text};
 use crate::support::Rng;
+use crate::support::trial::{Test, check, run};
 
 /// The tests of this file.
 pub const TESTS: [(&str, Test); 11] = [
