@@ -221,7 +221,7 @@ fn golden_lists(
 }
 
 fn golden(set: &str, part: &str) -> RecordBatch {
-    let path = support::root().join(format!("tests/golden/{set}-{part}.parquet"));
+    let path = support::files::root().join(format!("tests/golden/{set}-{part}.parquet"));
     let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let reader = ParquetRecordBatchReaderBuilder::try_new(file).expect("Parquet");
     let schema = reader.schema().clone();

@@ -39,27 +39,25 @@ fn trial(name: String, device: Option<AnyDevice>, run: Test) -> Trial {
     trial.with_ignored_flag(is_missing)
 }
 
-/// A trial that runs while no other does.
-fn trial_alone(name: String, device: Option<AnyDevice>, run: Check) -> Trial {
-    let is_missing = device.is_none();
-    let trial = Trial::test(name, move || {
+/// The trial that counts what the process computes: it runs while no other does.
+fn trial_alone() -> Trial {
+    let trial = Trial::test("cpu::cancelled_work_ends_soon", || {
         let _alone = ALONE.write().unwrap_or_else(PoisonError::into_inner);
-        run(device.as_ref().ok_or("no such device")?)
+        cancelling::cancelled_work_ends_soon(&AnyDevice::cpu())
     });
-    trial.with_ignored_flag(is_missing)
+    trial.with_ignored_flag(!cancelling::counts_computing())
 }
 
 fn main() {
-    let mut trials = Vec::new();
+    let mut trials = vec![trial_alone()];
     for (name, device) in support::devices() {
         let all = search::trials().into_iter().chain(among::trials()).chain(exact::trials());
         let all = all.chain(kmeans::trials()).chain(session::trials()).chain(dbscan::trials());
         for (test, run) in all.chain(lsh::trials()).chain(seeding::trials()) {
             trials.push(trial(format!("{name}::{test}"), device.clone(), run));
         }
-        let cancelled = cancelling::cancelled_work_ends_soon;
-        let test = format!("{name}::cancelled_work_ends_soon");
-        trials.push(trial_alone(test, device, cancelled));
+        let test = format!("{name}::cancelled_work_is_not_begun");
+        trials.push(trial(test, device, Box::new(cancelling::cancelled_work_is_not_begun)));
     }
     for (name, device) in support::devices().into_iter().filter(|(name, _)| *name != "cpu") {
         for (test, run) in search::trials_of_many().into_iter().chain(lsh::trials_of_gpus()) {

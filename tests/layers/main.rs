@@ -1,7 +1,7 @@
 //! The layers of `src/`, and the imports that are allowed between them.
 
-#[path = "../support/root.rs"]
-mod root;
+#[path = "../support/files.rs"]
+mod files;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -401,7 +401,7 @@ fn the_rules_see_what_they_forbid() {
 
 /// Every source file, with its path relative to the package.
 fn sources() -> impl Iterator<Item = (String, String)> {
-    let root = root::root();
+    let root = files::root();
     let mut files = Vec::new();
     collect(&root.join("src"), &mut files);
     assert!(files.len() > 20, "src/ was found");

@@ -2,14 +2,14 @@
 //!
 //! Trials of a missing device are ignored.
 
-#[path = "../support/root.rs"]
-mod root;
+#[path = "../support/files.rs"]
+mod files;
 
 use std::path::Path;
 use std::process::{Command, Output};
 
+use files::root;
 use libtest_mimic::{Arguments, Failed, Trial};
-use root::root;
 use tempfile::TempDir;
 
 /// A test.

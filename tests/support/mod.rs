@@ -3,13 +3,14 @@
 #![allow(dead_code)] // each test binary uses a part
 
 pub mod accuracy;
+pub mod cancelling;
 pub mod density;
 pub mod discrete;
 pub mod extended;
+pub mod files;
 pub mod fuzz;
 pub mod inputs;
 pub mod lloyd;
-mod root;
 pub mod trial;
 
 use std::sync::Arc;
@@ -20,8 +21,6 @@ use datafusion_neighbors::device::{AnyDevice, Distances};
 use datafusion_neighbors::matrix::{ElementKind, Elements, Matrix};
 use datafusion_neighbors::rows::Rows;
 use datafusion_neighbors::sets::Sets;
-
-pub use self::root::root;
 
 /// A small seeded generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 /// generators").
@@ -453,12 +452,11 @@ fn distance_bits(metric: Metric, q: &[u64], x: &[u64]) -> f64 {
 /// A deadline for awaited events, which come much sooner or never.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The polling interval of [`until`].
-const POLL: Duration = Duration::from_millis(1);
-
-/// Returns once the condition holds.
+/// Returns once the condition holds, which is looked at whenever other tasks and threads have had
+/// their turn.
 pub async fn until(holds: impl Fn() -> bool) {
     while !holds() {
-        tokio::time::sleep(POLL).await;
+        std::thread::yield_now();
+        tokio::task::yield_now().await;
     }
 }

@@ -23,7 +23,7 @@ use support::trial::run;
 
 fn main() {
     // Paths in statements are relative to this folder.
-    std::env::set_current_dir(support::root()).expect("the folder that has `sql`");
+    std::env::set_current_dir(support::files::root()).expect("the folder that has `sql`");
     let mut trials = Vec::new();
     for (device, found) in support::devices() {
         for file in files_with("slt") {
@@ -31,7 +31,7 @@ fn main() {
             let trial = Trial::test(name, move || contract(&file, device));
             trials.push(trial.with_ignored_flag(found.is_none()));
         }
-        let readme = support::root().join("README.md");
+        let readme = support::files::root().join("README.md");
         for page in files_with("md").into_iter().chain([readme]) {
             let name = format!("{device}::{}", file_name(&page));
             let trial = Trial::test(name, move || run(pages::run(&page, device)));
@@ -58,7 +58,7 @@ fn main() {
 }
 
 fn files_with(extension: &str) -> Vec<PathBuf> {
-    let folder = std::fs::read_dir(support::root().join("sql")).expect("sql/ is there");
+    let folder = std::fs::read_dir(support::files::root().join("sql")).expect("sql/ is there");
     let mut files: Vec<_> = folder.map(|entry| entry.expect("a readable entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|found| found == extension));
     files.sort();

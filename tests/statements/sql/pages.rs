@@ -13,7 +13,7 @@ use datafusion::error::Result;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use libtest_mimic::Failed;
 
-use crate::support::root;
+use crate::support::files::root;
 
 /// An example: statements, and the expected output of the last one.
 struct Example {

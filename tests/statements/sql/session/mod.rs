@@ -8,7 +8,6 @@ mod surface;
 pub mod waiting;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema};
@@ -22,13 +21,15 @@ use datafusion::execution::context::QueryPlanner;
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext, lit};
 use datafusion_neighbors::{KnnExact, KnnExt, Metric, register_all};
+use futures::StreamExt;
 use libtest_mimic::Failed;
 
-use crate::support::Rng;
+use self::waiting::operator;
 use crate::support::trial::{Test, check, run};
+use crate::support::{DEADLINE, Rng, until};
 
 /// The tests of this file.
 pub const TESTS: &[(&str, Test)] = &[
@@ -326,7 +327,7 @@ async fn joined_queries() -> Result<(), Failed> {
         .await?;
     let sql = "SELECT count(*) AS n FROM knn_exact(queries => (SELECT f.id, f.v FROM \
                (SELECT id FROM b WHERE id < 50) s JOIN files f ON f.id = s.id), base => files, k => 1)";
-    match tokio::time::timeout(Duration::from_secs(60), text(&ctx, sql)).await {
+    match tokio::time::timeout(DEADLINE, text(&ctx, sql)).await {
         Ok(found) => {
             let found = found?;
             check(found.contains("50"), found)
@@ -335,18 +336,34 @@ async fn joined_queries() -> Result<(), Failed> {
     }
 }
 
-/// A long search ends soon after its stream is dropped.
+/// A long search whose stream is dropped gives back its memory and its threads, and searches no more
+/// queries.
 async fn cancellation() -> Result<(), Failed> {
+    const ROWS: usize = 400_000;
     let ctx = session(SessionConfig::new())?;
-    table(&ctx, "b", 400_000, 16, 1, 8192)?;
-    let start = Instant::now();
-    let search = text(&ctx, "SELECT count(*) FROM knn_exact(b, k => 3)");
-    let stopped = tokio::time::timeout(Duration::from_millis(300), search).await;
-    check(stopped.is_err(), "the search was too fast to be stopped")?;
-    // The next search would have to wait for threads that the dropped search still uses.
+    table(&ctx, "b", ROWS, 16, 1, 8192)?;
+    let plan = ctx.sql("SELECT count(*) FROM knn_exact(b, k => 3)").await?;
+    let plan = plan.create_physical_plan().await?;
+    let exec = operator(&plan, "KnnExec").ok_or("a plan without KnnExec")?;
+    let searched = || {
+        let metrics = exec.metrics().unwrap_or_default();
+        metrics.sum_by_name("query_rows").map_or(0, |queries| queries.as_usize())
+    };
+    let mut batches = execute_stream(plan.clone(), ctx.task_ctx())?;
+    tokio::select! {
+        _ = batches.next() => return Err("the search was too fast to be stopped".into()),
+        () = until(|| searched() > 0) => {}
+    }
+    drop(batches);
+    let pool = ctx.runtime_env().memory_pool.clone();
+    let is_free = tokio::time::timeout(DEADLINE, until(|| pool.reserved() == 0)).await;
+    check(is_free.is_ok(), "memory stays reserved")?;
     table(&ctx, "few", 1000, 4, 1, 1000)?;
-    text(&ctx, "SELECT count(*) FROM knn_exact(few, k => 3)").await?;
-    check(start.elapsed() < Duration::from_secs(5), format!("stopped after {:?}", start.elapsed()))
+    let next = text(&ctx, "SELECT count(*) AS n FROM knn_exact(few, k => 3)");
+    let found =
+        tokio::time::timeout(DEADLINE, next).await.map_err(|_| "the next search hangs")??;
+    check(found.contains("3000"), found)?;
+    check(searched() < ROWS, format!("{} queries were searched", searched()))
 }
 
 async fn bad_row() -> Result<(), Failed> {
