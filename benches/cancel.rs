@@ -15,8 +15,8 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
-use datafusion_neighbors::job::Job;
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::{AnyDevice, DeviceChoice};
 use support::cancelling::{MOMENTS, latency, works};
 
 /// Measure how soon cancelled work ends.

@@ -18,10 +18,10 @@ use std::time::Instant;
 use clap::Parser;
 use common::load;
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::algo::dbscan::{DbscanParams, Density, dbscan};
-use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Within};
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::algo::dbscan::{DbscanParams, Density, dbscan};
+use datafusion_neighbors::internals::device::{AnyDevice, DeviceChoice, Within};
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::rows::Rows;
 use rayon::prelude::*;
 
 /// Time dbscan on named workloads.

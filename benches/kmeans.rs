@@ -28,11 +28,11 @@ use beside::{Beside, Measured, reading};
 use clap::Parser;
 use common::{Phases, load};
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
-use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
-use datafusion_neighbors::job::{Job, Phase, Watch as _};
-use datafusion_neighbors::matrix::{Elements, Matrix};
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
+use datafusion_neighbors::internals::job::{Job, Phase, Watch as _};
+use datafusion_neighbors::internals::matrix::{Elements, Matrix};
+use datafusion_neighbors::internals::rows::Rows;
+use datafusion_neighbors::{AnyDevice, DeviceChoice};
 
 /// Workload, number of clusters, number of rounds.
 const TASKS: &[(&str, usize, usize)] =

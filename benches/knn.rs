@@ -28,10 +28,12 @@ use beside::{Beside, Measured, reading};
 use clap::Parser;
 use common::{Phases, load};
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::algo::knn::{KnnParams, LshParams, Method, open_base};
-use datafusion_neighbors::device::{AnyDevice, DeviceChoice, Distances, Neighbors, QueryRows};
-use datafusion_neighbors::job::{Job, Phase, Watch as _};
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::algo::knn::{KnnParams, LshParams, Method, open_base};
+use datafusion_neighbors::internals::device::{
+    AnyDevice, DeviceChoice, Distances, Neighbors, QueryRows,
+};
+use datafusion_neighbors::internals::job::{Job, Phase, Watch as _};
+use datafusion_neighbors::internals::rows::Rows;
 
 /// Workload, k, metric, and whether it is a self-join.
 type Task = (&'static str, usize, Metric, bool);

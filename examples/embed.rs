@@ -10,8 +10,9 @@ use arrow::datatypes::Float32Type;
 use arrow::util::pretty::pretty_format_batches;
 use datafusion::error::Result;
 use datafusion::prelude::*;
-use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::{KMeans, KMeansExt, KnnExact, KnnExt, Metric, kmeans, knn_exact};
+use datafusion_neighbors::{
+    AnyDevice, KMeans, KMeansExt, KnnExact, KnnExt, Metric, kmeans, knn_exact,
+};
 
 #[tokio::main]
 async fn main() -> Result<()> {

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
+use datafusion_neighbors::{AnyDevice, DeviceChoice};
 
 /// Try random inputs.
 #[derive(Parser)]

@@ -84,31 +84,19 @@
 //! [`SessionContext`]: datafusion::prelude::SessionContext
 //! [`with_option_extension`]: datafusion::prelude::SessionConfig::with_option_extension
 
-// Not part of the public interface, only for this package's own tests and benches: may change in
-// any release.
-#[doc(hidden)]
-pub mod algo;
-#[doc(hidden)]
-pub mod device;
+mod algo;
+mod device;
 mod error;
-#[doc(hidden)]
-pub mod exec;
-#[doc(hidden)]
-pub mod index;
-#[doc(hidden)]
-pub mod job;
-#[doc(hidden)]
-pub mod matrix;
+mod exec;
+mod index;
+mod job;
+mod matrix;
 mod memory;
-#[doc(hidden)]
-pub mod metric;
+mod metric;
 mod parallel;
-#[doc(hidden)]
-pub mod random;
-#[doc(hidden)]
-pub mod rows;
-#[doc(hidden)]
-pub mod sets;
+mod random;
+mod rows;
+mod sets;
 mod sql;
 
 pub use algo::kmeans::Init;
@@ -135,6 +123,40 @@ pub mod plan {
     pub use crate::sql::{
         DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode, LshArguments,
     };
+}
+
+/// What the tests, benches and examples of this repository use besides. No stable interface: it may
+/// change in any release.
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals {
+    pub mod algo {
+        pub use crate::algo::*;
+    }
+    pub mod device {
+        pub use crate::device::*;
+    }
+    pub mod exec {
+        pub use crate::exec::*;
+    }
+    pub mod index {
+        pub use crate::index::*;
+    }
+    pub mod job {
+        pub use crate::job::*;
+    }
+    pub mod matrix {
+        pub use crate::matrix::*;
+    }
+    pub mod random {
+        pub use crate::random::*;
+    }
+    pub mod rows {
+        pub use crate::rows::*;
+    }
+    pub mod sets {
+        pub use crate::sets::*;
+    }
 }
 
 /// Runs the Rust code of README.md as a test.

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{Array, ArrayRef};
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::device::{AnyDevice, DeviceChoice};
-use datafusion_neighbors::exec::{VectorColumn, VectorReader};
-use datafusion_neighbors::job::{Phase, Watch};
-use datafusion_neighbors::matrix::ElementKind;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::exec::{VectorColumn, VectorReader};
+use datafusion_neighbors::internals::job::{Phase, Watch};
+use datafusion_neighbors::internals::matrix::ElementKind;
+use datafusion_neighbors::internals::rows::Rows;
+use datafusion_neighbors::{AnyDevice, DeviceChoice};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 /// A device with a memory limit; `way` selects a strategy for comparing pairs instead of the

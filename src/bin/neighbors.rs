@@ -287,10 +287,10 @@ fn with_nested_as_text(batch: &RecordBatch) -> Result<RecordBatch> {
 }
 
 fn print_devices(out: &mut impl Write) -> io::Result<()> {
-    for device in datafusion_neighbors::device::devices() {
+    for device in datafusion_neighbors::devices() {
         writeln!(out, "{:8} {}", device.name, device.description)?;
     }
-    if let Some(reason) = datafusion_neighbors::device::why_no_gpu() {
+    if let Some(reason) = datafusion_neighbors::why_no_gpu() {
         writeln!(out, "{:8} not available: {reason}", "cuda")?;
     }
     Ok(())

@@ -28,16 +28,18 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 pub use cluster_sums::ClusterSums;
-pub use compose::{ExactSearch, Means, Nearest, StreamedSearch};
+#[cfg(feature = "internals")]
+pub use compose::StreamedSearch;
+pub use compose::{ExactSearch, Means, Nearest};
 pub(crate) use compose::{Facts, Filter};
 pub use contract::{
-    Assignment, Buckets, Candidates, Capacity, Components, DbscanDevice, DbscanInput, DbscanWork,
-    Definition, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind,
-    KMeansProblem, KMeansSession, KMeansShape, Labels, LookedAt, NOISE, NearestInBuckets,
-    Neighbors, OwnRows, Pairing, QueryRows, Ranges, RoundsRun, RowUse, SearchDevice, Shape, Starts,
-    StopReason, TableRows, TablesBuilt, Within, Work, centroid_shift, squares_are_finite,
-    stop_reason,
+    Assignment, Buckets, Candidates, Components, DbscanDevice, DbscanInput, DbscanWork, Distances,
+    Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem, KMeansSession,
+    KMeansShape, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows, QueryRows, Ranges, RowUse,
+    SearchDevice, Shape, Starts, StopReason, TableRows, TablesBuilt, Within, Work, centroid_shift,
 };
+#[cfg(feature = "internals")]
+pub use contract::{Labels, Pairing, RoundsRun};
 pub use cpu::{CpuDevice, ExactPairs};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;

@@ -76,8 +76,7 @@ impl KnnExact {
 /// ```
 /// use arrow::array::{AsArray, FixedSizeListArray};
 /// use arrow::datatypes::{Float32Type, UInt32Type};
-/// use datafusion_neighbors::device::AnyDevice;
-/// use datafusion_neighbors::{KnnExact, knn_exact};
+/// use datafusion_neighbors::{AnyDevice, KnnExact, knn_exact};
 ///
 /// let points = [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]].map(|p| Some(p.map(Some)));
 /// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
@@ -106,8 +105,7 @@ pub fn knn_exact(
 /// ```
 /// use arrow::array::FixedSizeListArray;
 /// use arrow::datatypes::Float32Type;
-/// use datafusion_neighbors::device::AnyDevice;
-/// use datafusion_neighbors::{KnnLsh, knn_lsh};
+/// use datafusion_neighbors::{AnyDevice, KnnLsh, knn_lsh};
 ///
 /// let points = (0..1000).map(|i| Some([i % 10, i / 100].map(|x| Some(x as f32))));
 /// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
@@ -297,8 +295,7 @@ impl KMeans {
 /// ```
 /// use arrow::array::FixedSizeListArray;
 /// use arrow::datatypes::Float32Type;
-/// use datafusion_neighbors::device::AnyDevice;
-/// use datafusion_neighbors::{KMeans, kmeans};
+/// use datafusion_neighbors::{AnyDevice, KMeans, kmeans};
 ///
 /// let points = [0.0, 1.0, 9.0, 10.0].map(|x| Some([Some(x)]));
 /// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 1);
@@ -396,8 +393,7 @@ impl Dbscan {
 /// ```
 /// use arrow::array::FixedSizeListArray;
 /// use arrow::datatypes::Float32Type;
-/// use datafusion_neighbors::device::AnyDevice;
-/// use datafusion_neighbors::{Dbscan, dbscan};
+/// use datafusion_neighbors::{AnyDevice, Dbscan, dbscan};
 ///
 /// let points = [0.0, 1.0, 2.0, 9.0].map(|x| Some([Some(x)]));
 /// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 1);

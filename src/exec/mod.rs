@@ -44,6 +44,7 @@ pub use knn::{KnnExec, KnnSpec, knn_fields};
 pub use pairs::row_distances;
 pub use side::Side;
 pub(crate) use stored::{IndexScanExec, IndexSink, StoredIndex};
+#[cfg(feature = "internals")]
 pub use vectors::VectorReader;
 
 use crate::error::Error;

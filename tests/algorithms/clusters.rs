@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use arrow::array::{ArrayRef, AsArray, FixedSizeListArray};
 use arrow::datatypes::{Float32Type, Float64Type, Int32Type};
-use datafusion_neighbors::algo::kmeans::{Clustering, Init};
-use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::matrix::Elements;
+use datafusion_neighbors::AnyDevice;
+use datafusion_neighbors::internals::algo::kmeans::{Clustering, Init};
+use datafusion_neighbors::internals::matrix::Elements;
 use datafusion_neighbors::{KMeans, KnnExact, Metric, kmeans, knn_exact};
 use proptest::prelude::*;
 

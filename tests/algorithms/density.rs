@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use arrow::array::AsArray;
 use arrow::datatypes::{Float64Type, Int32Type};
-use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
-use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix};
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::AnyDevice;
+use datafusion_neighbors::internals::algo::dbscan::{DbscanParams, dbscan};
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::matrix::{Elements, Matrix};
+use datafusion_neighbors::internals::rows::Rows;
 use datafusion_neighbors::{Dbscan, KnnExact, Metric, knn_exact};
 
 use super::support::Rng;

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, RecordBatch};
 use arrow::datatypes::UInt32Type;
-use datafusion_neighbors::index::lsh::{
+use datafusion_neighbors::internals::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix};
-use datafusion_neighbors::rows::Rows;
-use datafusion_neighbors::sets::Sets;
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::matrix::{Elements, Matrix};
+use datafusion_neighbors::internals::rows::Rows;
+use datafusion_neighbors::internals::sets::Sets;
 use datafusion_neighbors::{KnnLsh, Metric, knn_lsh};
 
 use crate::support::{Kind, Rng, matrix_f64};

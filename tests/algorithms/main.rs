@@ -17,9 +17,9 @@ use arrow::array::{
 };
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, UInt32Type};
-use datafusion_neighbors::algo::knn::{KnnParams, Method, open_base};
-use datafusion_neighbors::device::{AnyDevice, QueryRows};
-use datafusion_neighbors::job::Job;
+use datafusion_neighbors::internals::algo::knn::{KnnParams, Method, open_base};
+use datafusion_neighbors::internals::device::{AnyDevice, QueryRows};
+use datafusion_neighbors::internals::job::Job;
 use datafusion_neighbors::{Error, KnnExact, Metric, knn_exact};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use proptest::prelude::*;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use datafusion_neighbors::device::{AnyDevice, Candidates, Device, Distances, OnDevice};
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::device::{AnyDevice, Candidates, Device, Distances, OnDevice};
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

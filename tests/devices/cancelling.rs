@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
+use datafusion_neighbors::AnyDevice;
 use datafusion_neighbors::Error;
-use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::job::Job;
+use datafusion_neighbors::internals::job::Job;
 use libtest_mimic::Failed;
 
 use crate::support::cancelling::{MOMENTS, latency, works};

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use datafusion_neighbors::algo::kmeans::{Clustering, Init, KMeansParams, kmeans, kmeans_groups};
-use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix};
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::AnyDevice;
+use datafusion_neighbors::internals::algo::kmeans::{
+    Clustering, Init, KMeansParams, kmeans, kmeans_groups,
+};
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::matrix::{Elements, Matrix};
+use datafusion_neighbors::internals::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

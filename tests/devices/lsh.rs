@@ -4,17 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use datafusion_neighbors::algo::knn::{
+use datafusion_neighbors::internals::algo::knn::{
     Found, InTurnSearch, Index, KnnParams, LoadedTables, LshParams, Method, Part, Scoring,
     StoredSearch, StoredTables, TablesBuilder, open_base, open_stored,
 };
-use datafusion_neighbors::device::{AnyDevice, Distances, QueryRows};
-use datafusion_neighbors::index::lsh::{
+use datafusion_neighbors::internals::device::{AnyDevice, Distances, QueryRows};
+use datafusion_neighbors::internals::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
-use datafusion_neighbors::job::{Budget, Job};
-use datafusion_neighbors::matrix::ElementKind;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::job::{Budget, Job};
+use datafusion_neighbors::internals::matrix::ElementKind;
+use datafusion_neighbors::internals::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

@@ -17,7 +17,7 @@ mod support;
 
 use std::sync::{PoisonError, RwLock};
 
-use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::AnyDevice;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A check of a device.

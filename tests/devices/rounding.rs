@@ -1,9 +1,9 @@
 //! k-means on rows and centroids for which rounding or an outlier could change the nearest
 //! centroid.
 
+use datafusion_neighbors::AnyDevice;
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::algo::kmeans::{Init, KMeansParams};
-use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::internals::algo::kmeans::{Init, KMeansParams};
 use libtest_mimic::Failed;
 
 use crate::Check;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use datafusion_neighbors::device::{
+use datafusion_neighbors::internals::device::{
     AnyDevice, Device, Neighbors, OnDevice, Pairing, QueryRows, StreamedSearch,
 };
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix};
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::matrix::{Elements, Matrix};
+use datafusion_neighbors::internals::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

@@ -1,9 +1,9 @@
 //! First centroids of k-means++, for problems large enough for a device.
 
-use datafusion_neighbors::algo::kmeans::{Clustering, KMeansParams, kmeans};
-use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::AnyDevice;
+use datafusion_neighbors::internals::algo::kmeans::{Clustering, KMeansParams, kmeans};
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 use libtest_mimic::Failed;
 

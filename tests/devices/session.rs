@@ -4,14 +4,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::device::{
+use datafusion_neighbors::internals::device::{
     AnyDevice, Assignment, Device, KMeansInput, KMeansProblem, KMeansSession, KMeansShape,
     OnDevice, StopReason, centroid_shift,
 };
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix, Real};
-use datafusion_neighbors::random::Random;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::matrix::{Elements, Matrix, Real};
+use datafusion_neighbors::internals::random::Random;
+use datafusion_neighbors::internals::rows::Rows;
 use libtest_mimic::Failed;
 
 use crate::kmeans::{SHAPES_OF_INSTRUCTIONS, mixed_rows};
@@ -444,11 +444,11 @@ fn each_as_alone(
     Ok(())
 }
 
-type Outcome<T> = (datafusion_neighbors::device::RoundsRun, Vec<T>, Assignment<T>);
+type Outcome<T> = (datafusion_neighbors::internals::device::RoundsRun, Vec<T>, Assignment<T>);
 
 fn outcome<T: Real>(
     session: &mut dyn KMeansSession<T>,
-    runs: Vec<datafusion_neighbors::device::RoundsRun>,
+    runs: Vec<datafusion_neighbors::internals::device::RoundsRun>,
     job: &Job,
 ) -> Result<Vec<Outcome<T>>, Failed> {
     let one = |(i, run)| {

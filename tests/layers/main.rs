@@ -251,6 +251,15 @@ fn functions(text: &str) -> Vec<(String, usize, usize, String)> {
     found
 }
 
+#[test]
+fn no_test_is_left_out() {
+    assert!(
+        cfg!(feature = "internals"),
+        "without the feature \"internals\", tests/algorithms and tests/devices are not built: run \
+         cargo test without -p, or with --features internals"
+    );
+}
+
 /// Pairs of files of which the first imports the second, outside of tests. A re-export counts as
 /// part of the file that defines the item, and is no import.
 fn imports() -> Vec<(String, String)> {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
-use datafusion_neighbors::algo::kmeans::{Init, KMeansParams, kmeans, kmeans_groups};
-use datafusion_neighbors::algo::knn::{KnnParams, LshParams, Method, open_base};
-use datafusion_neighbors::device::{AnyDevice, QueryRows};
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::algo::dbscan::{DbscanParams, dbscan};
+use datafusion_neighbors::internals::algo::kmeans::{Init, KMeansParams, kmeans, kmeans_groups};
+use datafusion_neighbors::internals::algo::knn::{KnnParams, LshParams, Method, open_base};
+use datafusion_neighbors::internals::device::{AnyDevice, QueryRows};
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::rows::Rows;
 use datafusion_neighbors::{Error, Metric};
 
 use super::{Kind, matrix_bits, matrix_f32, matrix_f64};

@@ -1,7 +1,7 @@
 //! DBSCAN by its definition: all pairs of rows in float64, and clusters grown row by row.
 
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::algo::dbscan::Density;
+use datafusion_neighbors::internals::algo::dbscan::Density;
 
 /// A row, prepared for the metric.
 pub struct Row {

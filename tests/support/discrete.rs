@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, FixedSizeBinaryArray, ListArray};
 use arrow::datatypes::Int64Type;
-use datafusion_neighbors::device::AnyDevice;
+use datafusion_neighbors::AnyDevice;
 use datafusion_neighbors::{Error, KnnExact, KnnLsh, Metric, knn_exact, knn_lsh};
 
 use super::Rng;

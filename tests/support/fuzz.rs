@@ -8,12 +8,12 @@ use std::sync::Arc;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, UInt32Type};
-use datafusion_neighbors::algo::dbscan::{DbscanParams, dbscan};
-use datafusion_neighbors::algo::kmeans::{Clustering, Init};
-use datafusion_neighbors::device::AnyDevice;
-use datafusion_neighbors::job::Job;
-use datafusion_neighbors::matrix::{Elements, Matrix};
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::AnyDevice;
+use datafusion_neighbors::internals::algo::dbscan::{DbscanParams, dbscan};
+use datafusion_neighbors::internals::algo::kmeans::{Clustering, Init};
+use datafusion_neighbors::internals::job::Job;
+use datafusion_neighbors::internals::matrix::{Elements, Matrix};
+use datafusion_neighbors::internals::rows::Rows;
 use datafusion_neighbors::{Error, KMeans, KnnExact, KnnLsh, Metric, kmeans, knn_exact, knn_lsh};
 
 use super::accuracy::{check_lists, check_pairs, check_sums};

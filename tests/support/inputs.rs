@@ -7,7 +7,7 @@ use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float64Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Float64Type};
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::rows::Rows;
 
 use super::{Rng, matrix_f32, matrix_f64};
 

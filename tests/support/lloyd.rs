@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::device::Distances;
-use datafusion_neighbors::matrix::{Elements, Matrix};
-use datafusion_neighbors::random::Random;
-use datafusion_neighbors::rows::Rows;
+use datafusion_neighbors::internals::device::Distances;
+use datafusion_neighbors::internals::matrix::{Elements, Matrix};
+use datafusion_neighbors::internals::random::Random;
+use datafusion_neighbors::internals::rows::Rows;
 
 use super::{nearest_centroids, oracle};
 

@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datafusion_neighbors::Metric;
-use datafusion_neighbors::device::{AnyDevice, Distances};
-use datafusion_neighbors::matrix::{ElementKind, Elements, Matrix};
-use datafusion_neighbors::rows::Rows;
-use datafusion_neighbors::sets::Sets;
+use datafusion_neighbors::internals::device::{AnyDevice, Distances};
+use datafusion_neighbors::internals::matrix::{ElementKind, Elements, Matrix};
+use datafusion_neighbors::internals::rows::Rows;
+use datafusion_neighbors::internals::sets::Sets;
 
 /// A small seeded generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 /// generators").

@@ -31,15 +31,14 @@ use crate::metric::Metric;
 use crate::rows::Rows;
 
 pub use among::Part;
-pub use found::{Found, HashedWork, Index, KnnSearch};
+pub use found::{Found, Index, KnnSearch};
 pub use hashing::{LshParams, Scoring};
 use lsh::LshSearch;
 pub use params::KnnParams;
 pub use ready::bucket_keys;
 pub use selection::Selection;
 pub use stored::{
-    BuiltTable, BuiltTables, InTurnSearch, StoredBase, StoredSearch, StoredTables, TablesBuilder,
-    open_stored,
+    InTurnSearch, StoredBase, StoredSearch, StoredTables, TablesBuilder, open_stored,
 };
 pub use tables::LoadedTables;
 

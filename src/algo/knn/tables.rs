@@ -40,6 +40,7 @@ impl LoadedTables {
     }
 
     /// Whether there are no tables, as for a base without rows.
+    #[cfg(feature = "internals")]
     pub fn is_empty(&self) -> bool {
         self.hashed.is_empty()
     }

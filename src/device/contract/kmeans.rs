@@ -66,8 +66,9 @@ pub trait KMeansDevice: SearchDevice {
 /// The type of the rows of k-means.
 #[derive(Debug, Clone, Copy)]
 pub struct KMeansKind {
-    /// Element type and dimension.
+    /// Element type.
     pub elements: ElementKind,
+    /// Number of dimensions.
     pub dim: usize,
     /// The metric whose distances are summed.
     pub metric: Metric,
@@ -78,8 +79,9 @@ pub struct KMeansKind {
 /// The expected shape of a session.
 #[derive(Debug, Clone, Copy)]
 pub struct KMeansShape {
-    /// Number of problems, and largest number of clusters of each.
+    /// Number of problems.
     pub problems: usize,
+    /// The largest number of clusters of a problem.
     pub k: usize,
     /// Whether [`KMeansSession::seed`] will be called.
     pub draws: bool,
@@ -357,6 +359,7 @@ fn total(mut sums: [f64; TURNS]) -> f64 {
 
 /// Whether squared distances between vectors of elements up to `largest` never overflow float32:
 /// sums stay below half of the largest number, with the other half as room for rounding errors.
+#[allow(dead_code, reason = "some devices sum in float64 only")]
 pub fn squares_are_finite(dim: usize, largest: f64) -> bool {
     dim as f64 * (2.0 * largest).powi(2) < f64::from(f32::MAX) / 2.0
 }

@@ -16,10 +16,11 @@ pub use hashing::{
     Buckets, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, Starts, TableRows,
     TablesBuilt,
 };
+#[allow(unused_imports, reason = "some devices sum in float64 only")]
+pub use kmeans::squares_are_finite;
 pub use kmeans::{
     Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem,
-    KMeansSession, KMeansShape, Labels, Moved, RoundsRun, StopReason, centroid_shift,
-    squares_are_finite, stop_reason,
+    KMeansSession, KMeansShape, Labels, Moved, RoundsRun, StopReason, centroid_shift, stop_reason,
 };
 pub use search::{
     Candidates, Capacity, Definition, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows,

@@ -150,7 +150,10 @@ pub trait SearchDevice: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowUse {
     /// The base of a `top_k` of `k` neighbours.
-    Base { k: usize },
+    Base {
+        /// Number of neighbours.
+        k: usize,
+    },
     /// The queries of a `top_k`.
     Queries,
     /// Access by position, on either side of `among`.

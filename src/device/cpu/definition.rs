@@ -27,6 +27,7 @@ pub struct ExactPairs<'a> {
 }
 
 impl<'a> ExactPairs<'a> {
+    /// Distances by this metric.
     pub fn new(metric: Metric, queries: &'a Rows, base: &'a Rows) -> Self {
         Self { metric, queries, base }
     }

@@ -33,5 +33,5 @@ pub use family::{Family, Planes, Rounding};
 pub use functions::TableFunctions;
 pub use hasher::Hasher;
 pub use probes::Prober;
-pub use signature::{MOST_SLOT, Signature, SlotOutOfRange};
+pub use signature::{Signature, SlotOutOfRange};
 pub use table::{Own, Table};
