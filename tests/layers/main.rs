@@ -45,22 +45,36 @@ const RULES: &[(&str, &[&str])] = &[
         &["crate::sql", "crate::exec", "crate::algo", "arrow::", "datafusion::", "tokio"],
     ),
     ("src/device/contract/", &["cpu", "cuda", "cudarc", "compose", "rayon", "pulp"]),
-    ("src/device/cuda/driver/", &["cuda::search", "cuda::kmeans"]),
+    ("src/device/cuda/driver/", &["super::super"]),
     ("src/device/compose/", &["cuda", "cudarc", "rayon", "pulp"]),
     ("src/device/cpu/", &["cuda", "cudarc"]),
     ("src/device/cuda/", &["super::cpu", "device::cpu", "CpuDevice", "pulp"]),
+];
+
+/// A part of `src/`, the beginning of a path, and all that its code outside of tests may name there.
+const BOUNDS: &[(&str, &str, &[&str])] = &[
+    // What all layers use knows none of them.
+    ("src/error.rs", "crate::", &[]),
+    ("src/memory.rs", "crate::", &[]),
+    ("src/random.rs", "crate::", &[]),
+    ("src/sets.rs", "crate::", &[]),
+    ("src/job.rs", "crate::", &["error"]),
+    ("src/parallel.rs", "crate::", &["error"]),
+    ("src/matrix.rs", "crate::", &["memory", "sets"]),
+    ("src/metric.rs", "crate::", &["error", "matrix", "sets"]),
+    ("src/rows.rs", "crate::", &["error", "job", "matrix", "memory", "metric", "parallel", "sets"]),
     (
-        "src/matrix.rs",
-        &["crate::sql", "crate::exec", "crate::algo", "crate::device", "arrow::", "datafusion::"],
+        "src/index/",
+        "crate::",
+        &["error", "index", "job", "matrix", "metric", "parallel", "random", "rows"],
     ),
+    // Of the CPU: pairs by the definition, sums of clusters, and a device for work that a GPU has not.
     (
-        "src/metric.rs",
-        &["crate::sql", "crate::exec", "crate::algo", "crate::device", "arrow::", "datafusion::"],
+        "src/device/compose/",
+        "cpu::",
+        &["CpuDevice", "ExactPairs", "kmeans::cluster_sums", "length_of"],
     ),
-    (
-        "src/error.rs",
-        &["crate::sql", "crate::exec", "crate::algo", "crate::device", "arrow::", "datafusion::"],
-    ),
+    ("src/device/cuda/driver/", "cuda::", &["driver"]),
 ];
 
 #[test]
@@ -72,6 +86,35 @@ fn each_layer_names_only_those_below() {
                 for name in forbidden.iter().filter(|name| names(line, name)) {
                     wrong.push(format!("{path}:{number}: {layer} must not name {name}: {line}"));
                 }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_part_names_only_what_it_needs() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources() {
+        for (part, prefix, allowed) in BOUNDS.iter().filter(|(part, ..)| path.starts_with(part)) {
+            for (number, line) in code(without_tests(&text)) {
+                for name in below(line, prefix).filter(|name| !begins_with(name, allowed)) {
+                    wrong.push(format!("{path}:{number}: {part} must not name {prefix}{name}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_all_layers_use_knows_no_engine() {
+    let shared = |path: &str| path.matches('/').count() == 1 && path != "src/lib.rs";
+    let mut wrong = Vec::new();
+    for (path, text) in sources().filter(|(path, _)| shared(path)) {
+        for (number, line) in code(&text) {
+            if ["arrow", "datafusion"].iter().any(|engine| names(line, engine)) {
+                wrong.push(format!("{path}:{number}: {line}"));
             }
         }
     }
@@ -203,7 +246,7 @@ const FUNCTION_LINES: usize = 60;
 fn files_and_functions_can_be_read_at_once() {
     let mut wrong = Vec::new();
     for (path, text) in sources() {
-        let own = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        let own = without_tests(&text);
         let head: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
         let lines = own.lines().count();
         if lines > FILE_LINES && !head.contains("In one file") {
@@ -268,9 +311,9 @@ fn imports() -> Vec<(String, String)> {
     let mut passed_on: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
     let mut found = Vec::new();
     for (path, text) in sources() {
-        let own = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_string();
+        let own = without_tests(&text);
         let module = module_of(&path);
-        for (is_public, item, name) in uses(&own, &module, &files) {
+        for (is_public, item, name) in uses(own, &module, &files) {
             if is_public {
                 passed_on.insert([module.clone(), vec![name]].concat(), item);
             } else {
@@ -389,6 +432,10 @@ fn the_rules_see_what_they_forbid() {
     assert!(names("use rayon::prelude::*;", "rayon"));
     assert!(names("    arrow::compute::cast(a)", "arrow::compute"));
     assert!(!names("let crayons = 3;", "rayon"));
+    let found: Vec<_> =
+        below("use crate::device::cpu::kmeans::{a, b}; gpu::x(cpu::C)", "cpu::").collect();
+    assert_eq!(found, ["kmeans::{a", "C"]);
+    assert!(begins_with("kmeans::sums", &["kmeans"]) && !begins_with("kmeanses", &["kmeans"]));
     let text = "// rayon\nuse rayon;\n/// rayon";
     assert_eq!(code(text).map(|(number, _)| number).collect::<Vec<_>>(), [2]);
     let mut leaves = Vec::new();
@@ -430,6 +477,27 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
             files.push(path);
         }
     }
+}
+
+/// The text of a file above its tests.
+fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default()
+}
+
+/// The paths in a line that begin with this prefix, without it; imports of several paths end with a
+/// brace.
+fn below<'a>(line: &'a str, prefix: &str) -> impl Iterator<Item = &'a str> {
+    let is_path = |c: char| c.is_alphanumeric() || ['_', ':', '{'].contains(&c);
+    let is_whole = |before: &str| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+    let starts = line.match_indices(prefix).filter(move |(at, _)| is_whole(&line[..*at]));
+    let rests = starts.map(move |(at, prefix)| &line[at + prefix.len()..]);
+    rests.map(move |rest| rest.split(|c| !is_path(c)).next().unwrap_or_default())
+}
+
+/// Whether a path is one of these or below one of them.
+fn begins_with(path: &str, allowed: &[&str]) -> bool {
+    let mut rests = allowed.iter().filter_map(|start| path.strip_prefix(start));
+    rests.any(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 /// The lines of code, numbered from 1.
