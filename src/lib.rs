@@ -99,10 +99,12 @@ mod rows;
 mod sets;
 mod sql;
 
-pub use algo::kmeans::Init;
+pub use algo::dbscan::Density;
+pub use algo::kmeans::{Clustering, Init};
 pub use device::{AnyDevice, DeviceChoice, DeviceInfo, devices, why_no_gpu};
 pub use error::{Error, Result, RowProblem};
 pub use exec::{Dbscan, KMeans, KnnExact, KnnLsh, dbscan, kmeans, knn_exact, knn_lsh};
+pub use matrix::{Elements, Matrix};
 pub use metric::Metric;
 pub use sql::{
     DbscanExt, InputOrder, KMeansExt, KnnExt, NeighborsOptions, NeighborsPlanner, install,
