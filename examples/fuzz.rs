@@ -51,8 +51,11 @@ fn main() -> ExitCode {
     // The CPU's instruction sets and strategies take turns.
     let ways: Vec<_> = match &device {
         AnyDevice::Cpu(_) => {
-            let ways = AnyDevice::cpu_ways().into_iter();
-            ways.map(|(level, looks, device)| (format!("{level}, looks {looks}"), device)).collect()
+            let ways = AnyDevice::cpu_test_variants().into_iter();
+            ways.map(|(level, prefilter, device)| {
+                (format!("{level}, prefilter {prefilter}"), device)
+            })
+            .collect()
         }
         _ => vec![(info.name, device)],
     };

@@ -25,7 +25,7 @@ pub fn device(
 ) -> Result<AnyDevice, Box<dyn std::error::Error>> {
     let device = AnyDevice::choose(choice, memory, 0.0)?;
     let Some(wanted) = way else { return Ok(device) };
-    let way = device.every_way().into_iter().find(|(name, _)| *name == wanted);
+    let way = device.test_variants().into_iter().find(|(name, _)| *name == wanted);
     Ok(way.ok_or_else(|| format!("this device has no way '{wanted}'"))?.1)
 }
 

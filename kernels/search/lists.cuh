@@ -92,7 +92,7 @@ __device__ __forceinline__ bool is_limited(const Pass& pass) {
 }
 
 // The last entry that matters, given the last entry of a list and the last that is wanted at any distance:
-// `Limits` in src/device/cpu/search/sink.rs, rounded up.
+// `EnoughLimits` in src/device/cpu/search/sink.rs, rounded up.
 __device__ __forceinline__ Entry last_that_matters(const Pass& pass, Entry last, Entry wanted) {
     if constexpr (sizeof(Real) == 4) {
         if (!is_limited(pass) || wanted.is_none()) return last;

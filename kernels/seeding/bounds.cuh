@@ -79,7 +79,7 @@ struct Slack {
     float factor, absolute, squares, inverse;
 };
 
-// The error of the contract's own sum: see `Rounding` in src/device/cpu/rounded/base.rs.
+// The error of the contract's own sum: see `Rounding` in src/device/cpu/quantize/base.rs.
 __device__ __forceinline__ Slack slack_of(const Seeding& seeding, const Bounds& bounds) {
     const double terms = DIM + 8;
     const double relative = terms * Limits<Scalar>::epsilon();

@@ -30,13 +30,14 @@ use crate::metric::Metric;
 pub use cluster_sums::ClusterSums;
 #[cfg(feature = "internals")]
 pub use compose::StreamedSearch;
-pub use compose::{ExactSearch, Means, Nearest};
-pub(crate) use compose::{Facts, Filter};
+pub(crate) use compose::{ErrorBounds, RowStats};
+pub use compose::{ExactSearch, Means, NearestCentroids};
 pub use contract::{
     Assignment, Buckets, Candidates, Components, DbscanDevice, DbscanInput, DbscanWork, Distances,
     Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem, KMeansSession,
-    KMeansShape, LookedAt, NOISE, NearestInBuckets, Neighbors, OwnRows, QueryRows, Ranges, RowUse,
-    SearchDevice, Shape, Starts, StopReason, TableRows, TablesBuilt, Within, Work, centroid_shift,
+    KMeansShape, NOISE, NearestInBuckets, Neighbors, ProbeSet, QueryRows, Ranges, RowUse,
+    SearchDevice, SelfRows, Shape, Starts, StopReason, TableRows, TablesBuilt, Within, Work,
+    centroid_shift,
 };
 #[cfg(feature = "internals")]
 pub use contract::{Labels, Pairing, RoundsRun};
@@ -143,9 +144,10 @@ impl AnyDevice {
     /// The CPU, once with each instruction set that it distinguishes and this processor has.
     /// Returns for each the name of the instruction set, whether searches prefilter with fewer bits
     /// wherever possible instead of only where it pays off, and the device.
-    pub fn cpu_ways() -> Vec<(&'static str, bool, Self)> {
-        let all = CpuDevice::every_way().into_iter();
-        all.map(|(name, looks, device)| (name, looks, Self::Cpu(Arc::new(device)))).collect()
+    pub fn cpu_test_variants() -> Vec<(&'static str, bool, Self)> {
+        let all = CpuDevice::test_variants().into_iter();
+        all.map(|(name, prefilters, device)| (name, prefilters, Self::Cpu(Arc::new(device))))
+            .collect()
     }
 
     /// The GPU with this number, limited to `memory` bytes of its memory (0: nearly all free
@@ -167,13 +169,13 @@ impl AnyDevice {
     }
 
     /// This device, once with each search strategy that it would not always choose, and their
-    /// names. For the CPU, see [`cpu_ways`](Self::cpu_ways).
-    pub fn every_way(&self) -> Vec<(&'static str, Self)> {
+    /// names. For the CPU, see [`cpu_test_variants`](Self::cpu_test_variants).
+    pub fn test_variants(&self) -> Vec<(&'static str, Self)> {
         match self {
             Self::Cpu(_) => vec![],
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => {
-                let all = device.every_way().into_iter();
+                let all = device.test_variants().into_iter();
                 all.map(|(name, device)| (name, Self::Cuda(device))).collect()
             }
         }
@@ -186,7 +188,7 @@ impl AnyDevice {
     /// # Errors
     /// [`Error::NoDevice`] if a device requested by name is not available.
     pub fn choose(choice: DeviceChoice, memory: u64, operations: f64) -> Result<Self> {
-        let Some(ordinal) = Self::asks_for(choice, Some(operations)) else {
+        let Some(ordinal) = Self::gpu_ordinal(choice, Some(operations)) else {
             return Ok(Self::cpu());
         };
         let found = Self::cuda(ordinal, memory);
@@ -195,7 +197,7 @@ impl AnyDevice {
 
     /// The number of the GPU that [`choose`](Self::choose) requests for about `operations`
     /// operations, if any; `operations` is `None` if unknown.
-    pub fn asks_for(choice: DeviceChoice, operations: Option<f64>) -> Option<usize> {
+    pub fn gpu_ordinal(choice: DeviceChoice, operations: Option<f64>) -> Option<usize> {
         match choice {
             DeviceChoice::Cpu => None,
             DeviceChoice::Cuda(ordinal) => Some(ordinal),
@@ -207,7 +209,7 @@ impl AnyDevice {
 
     /// The device that [`choose`](Self::choose) would take for about `operations` operations, for
     /// EXPLAIN: `cpu`, `auto (cuda:0)`, or `auto`. Queries the driver without initialising a GPU.
-    pub fn foresee(choice: DeviceChoice, operations: Option<f64>) -> String {
+    pub fn expected_device(choice: DeviceChoice, operations: Option<f64>) -> String {
         if choice != DeviceChoice::Auto {
             return choice.to_string();
         }

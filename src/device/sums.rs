@@ -36,14 +36,14 @@ pub(super) struct Steps {
     steps: Vec<f64>,
     pub(super) inverse: Vec<f64>,
     /// A single number has at most 2^bits steps: the sum of all numbers then stays below 2⁶², and
-    /// each number below 2⁵¹, the range of [`MAGIC`].
+    /// each number below 2⁵¹, the range of [`ROUND_TO_INTEGER_F64`].
     bits: i32,
     /// Whether a step is divided into 2^bits parts, for numbers of more than the 24 bits of f32.
     has_parts: bool,
 }
 
 /// 1.5 · 2⁵²: adding it to a number below 2⁵¹ leaves the nearest integer in the low bits.
-const MAGIC: f64 = 6_755_399_441_055_744.0;
+pub(super) const ROUND_TO_INTEGER_F64: f64 = 6_755_399_441_055_744.0;
 
 /// Rows sampled to choose the steps.
 const SAMPLE: usize = 1024;
@@ -163,8 +163,11 @@ fn in_parts(x: f64, weight: f64, inverse: f64, step: f64, limit: f64) -> (i64, i
 /// The nearest integer of a number up to 2⁵¹, in both types; unspecified for a larger one.
 #[inline(always)]
 fn integer(x: f64) -> (f64, i64) {
-    let shifted = x + MAGIC;
-    (shifted - MAGIC, (shifted.to_bits() as i64).wrapping_sub(MAGIC.to_bits() as i64))
+    let shifted = x + ROUND_TO_INTEGER_F64;
+    (
+        shifted - ROUND_TO_INTEGER_F64,
+        (shifted.to_bits() as i64).wrapping_sub(ROUND_TO_INTEGER_F64.to_bits() as i64),
+    )
 }
 
 /// The exponent that lies in the largest number of ranges, with a margin to their edges.

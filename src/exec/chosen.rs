@@ -52,7 +52,7 @@ pub(super) struct Asked {
 impl Asked {
     /// The device expected, for EXPLAIN.
     pub fn shown(self) -> String {
-        AnyDevice::foresee(self.choice, self.operations)
+        AnyDevice::expected_device(self.choice, self.operations)
     }
 
     /// Initialises the GPU in the background, if one is expected, and passes it to `warm`:
@@ -60,7 +60,7 @@ impl Asked {
     /// chosen. The runtime waits for this task at shutdown, since a process must not exit during
     /// initialisation.
     pub fn wake(self, warm: impl FnOnce(&AnyDevice) + Send + 'static) -> Option<SpawnedTask<()>> {
-        let ordinal = AnyDevice::asks_for(self.choice, self.operations)?;
+        let ordinal = AnyDevice::gpu_ordinal(self.choice, self.operations)?;
         Some(SpawnedTask::spawn_blocking(move || {
             if let Ok(device) = AnyDevice::cuda(ordinal, 0) {
                 warm(&device);
@@ -110,12 +110,12 @@ mod tests {
 
     #[test]
     fn only_a_gpu_that_is_asked_for_is_initialised_early() {
-        let asks = AnyDevice::asks_for;
-        assert_eq!(asks(DeviceChoice::Cpu, Some(1e30)), None);
-        assert_eq!(asks(DeviceChoice::Cuda(3), None), Some(3));
-        assert_eq!(asks(DeviceChoice::Auto, None), None);
-        assert_eq!(asks(DeviceChoice::Auto, Some(1.0)), None);
-        assert_eq!(asks(DeviceChoice::Auto, Some(1e30)), Some(0));
+        let ordinal_of = AnyDevice::gpu_ordinal;
+        assert_eq!(ordinal_of(DeviceChoice::Cpu, Some(1e30)), None);
+        assert_eq!(ordinal_of(DeviceChoice::Cuda(3), None), Some(3));
+        assert_eq!(ordinal_of(DeviceChoice::Auto, None), None);
+        assert_eq!(ordinal_of(DeviceChoice::Auto, Some(1.0)), None);
+        assert_eq!(ordinal_of(DeviceChoice::Auto, Some(1e30)), Some(0));
         let wake = |choice| Asked { choice, operations: None }.wake(|_| {});
         assert!(wake(DeviceChoice::Cpu).is_none() && wake(DeviceChoice::Auto).is_none());
     }

@@ -150,7 +150,7 @@ fn threads_change_nothing() {
 /// --example fuzz` tries more.
 #[test]
 fn random_inputs() {
-    let ways = AnyDevice::cpu_ways();
+    let ways = AnyDevice::cpu_test_variants();
     for seed in 0..150 {
         let (way, looks, device) = &ways[seed as usize % ways.len()];
         support::fuzz::try_seed(seed, device)

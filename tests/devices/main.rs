@@ -2,9 +2,9 @@
 //!
 //! Trials of a missing device are ignored.
 
-mod among;
 mod cancelling;
 mod dbscan;
+mod distances_of;
 mod exact;
 mod kmeans;
 mod lsh;
@@ -51,7 +51,7 @@ fn trial_alone() -> Trial {
 fn main() {
     let mut trials = vec![trial_alone()];
     for (name, device) in support::devices() {
-        let all = search::trials().into_iter().chain(among::trials()).chain(exact::trials());
+        let all = search::trials().into_iter().chain(distances_of::trials()).chain(exact::trials());
         let all = all.chain(kmeans::trials()).chain(session::trials()).chain(dbscan::trials());
         for (test, run) in all.chain(lsh::trials()).chain(seeding::trials()) {
             trials.push(trial(format!("{name}::{test}"), device.clone(), run));
@@ -64,7 +64,7 @@ fn main() {
             trials.push(trial(format!("{name}::{test}"), device.clone(), run));
         }
         // On a GPU, searches, k-means and DBSCAN have several strategies for comparing pairs.
-        for (way, device) in device.iter().flat_map(AnyDevice::every_way) {
+        for (way, device) in device.iter().flat_map(AnyDevice::test_variants) {
             let others = match way {
                 "warps" => kmeans::trials(),
                 "scanned" => dbscan::trials(),
@@ -77,11 +77,11 @@ fn main() {
     }
     // On the CPU, the instruction set matters: at each level, a quarter of the trials run, or all
     // on request.
-    for (number, (level, always_looks, device)) in
-        AnyDevice::cpu_ways().into_iter().enumerate().skip(1)
+    for (number, (level, force_prefilter, device)) in
+        AnyDevice::cpu_test_variants().into_iter().enumerate().skip(1)
     {
-        let (way, others) = match always_looks {
-            true => ("-looks", Vec::new()),
+        let (way, others) = match force_prefilter {
+            true => ("-prefilter", Vec::new()),
             false => ("", trials_of_instructions()),
         };
         let all = search::trials().into_iter().chain(others).enumerate();
@@ -95,7 +95,7 @@ fn main() {
 
 /// The trials other than searches that use different instructions at each level of the CPU.
 fn trials_of_instructions() -> Vec<(String, Test)> {
-    let all = among::trials().into_iter().chain(exact::trials());
+    let all = distances_of::trials().into_iter().chain(exact::trials());
     let all = all.chain(kmeans::trials_of_instructions());
     all.chain(seeding::trials_of_instructions()).chain(dbscan::trials_of_instructions()).collect()
 }

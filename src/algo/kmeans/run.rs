@@ -9,8 +9,8 @@ use super::initial::initial;
 use super::input::Input;
 use super::params::{Init, KMeansParams};
 use crate::device::{
-    Device, KMeansInput, KMeansProblem, KMeansSession, KMeansShape, Means, Nearest, StopReason,
-    centroid_shift,
+    Device, KMeansInput, KMeansProblem, KMeansSession, KMeansShape, Means, NearestCentroids,
+    StopReason, centroid_shift,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -186,7 +186,7 @@ fn lloyd<D: Device, T: Real>(
     let found = in_parallel(all, |(input, progress, labels, centroids)| {
         let centroids = Arc::new(Matrix::new(T::elements(centroids), input.params.k, input.dim));
         let (rows, metric) = ((&input.rows, &centroids), input.params.metric);
-        let nearest = Nearest::of(device, rows, metric, labels, &part)?;
+        let nearest = NearestCentroids::of(device, rows, metric, labels, &part)?;
         Ok(input.clustering(nearest, centroids, &progress))
     });
     found.into_iter().collect()
@@ -215,7 +215,7 @@ impl<T: Real> Input<'_, T> {
     /// The result of a run.
     fn clustering(
         &self,
-        Nearest { labels, distances, work }: Nearest,
+        NearestCentroids { labels, distances, work }: NearestCentroids,
         centroids: Arc<Matrix>,
         progress: &Progress,
     ) -> Clustering {

@@ -8,7 +8,8 @@ use super::places::{Places, joined};
 use super::select::{Nearest, merge, select};
 use super::sent::SentTables;
 use crate::device::{
-    Candidates, Device, Distances, Facts, Filter, NearestInBuckets, QueryRows, RowUse, Starts,
+    Candidates, Device, Distances, ErrorBounds, NearestInBuckets, QueryRows, RowStats, RowUse,
+    Starts,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
@@ -29,7 +30,7 @@ pub(super) struct Among<D: Device> {
     /// Number of candidates per query whose exact distances are computed: those with the smallest
     /// device distances.
     pub listed: usize,
-    pub filter: Filter,
+    pub filter: ErrorBounds,
     /// Number of selected rows.
     pub counting: usize,
 }
@@ -40,7 +41,7 @@ pub(super) struct Base<D: Device> {
     pub metric: Metric,
     pub rows: Rows,
     pub on_device: D::Rows,
-    facts: OnceLock<Facts>,
+    stats: OnceLock<RowStats>,
 }
 
 impl<D: Device> Base<D> {
@@ -51,13 +52,13 @@ impl<D: Device> Base<D> {
         }
         let on_device = device.rows(&rows, metric.searched(rows.matrix().kind()));
         device.prepare(&on_device, RowUse::Gather, job)?;
-        let (device, facts) = (device.clone(), OnceLock::new());
-        Ok(Self { device, metric, rows, on_device, facts })
+        let (device, stats) = (device.clone(), OnceLock::new());
+        Ok(Self { device, metric, rows, on_device, stats })
     }
 
     /// Norms and ranges of the values of all rows.
-    pub fn facts(&self) -> &Facts {
-        self.facts.get_or_init(|| Facts::of(&self.rows, self.metric == Metric::InnerProduct))
+    pub fn stats(&self) -> &RowStats {
+        self.stats.get_or_init(|| RowStats::of(&self.rows, self.metric == Metric::InnerProduct))
     }
 
     /// Queries on the device.
@@ -69,7 +70,7 @@ impl<D: Device> Base<D> {
 impl<D: Device> Among<D> {
     /// Keeps `k` neighbours per query; `counting` rows of the base are selected.
     pub fn new(base: Arc<Base<D>>, k: usize, counting: usize) -> Self {
-        let filter = Filter::new(base.metric, base.rows.matrix());
+        let filter = ErrorBounds::new(base.metric, base.rows.matrix());
         let listed = k.saturating_add(filter.more(k));
         Self { base, k, listed, filter, counting }
     }
@@ -109,7 +110,7 @@ impl<D: Device> Among<D> {
             _ => self.base.queries(&queries.slice(first..end)),
         };
         let candidates = Candidates::new(&starts, &rows);
-        let distances = device.among(&queries, on_device, &candidates, job)?;
+        let distances = device.distances_of(&queries, on_device, &candidates, job)?;
         Ok((select((&starts, &rows), distances, self.listed), rows.len() as u64))
     }
 

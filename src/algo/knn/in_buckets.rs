@@ -4,7 +4,7 @@ use super::among::{Among, Base, Part};
 use super::finder::Finder;
 use super::places::Places;
 use super::sent::{Sent, SentTables, send};
-use crate::device::{Buckets, Device, LookedAt, OwnRows, QueryRows};
+use crate::device::{Buckets, Device, ProbeSet, QueryRows, SelfRows};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 use crate::rows::Rows;
@@ -116,8 +116,8 @@ impl<D: Device> Among<D> {
         let buckets = Buckets {
             queries: asked.count,
             tables,
-            looked_at: places.map_or(LookedAt::Own, |places| LookedAt::Ranges(places.ranges())),
-            own: asked.own.as_deref().map(OwnRows::Each),
+            probe_set: places.map_or(ProbeSet::Home, |places| ProbeSet::Ranges(places.ranges())),
+            own: asked.own.as_deref().map(SelfRows::Each),
             left_out: asked.left_out,
         };
         let sides = (&asked.queries, base);

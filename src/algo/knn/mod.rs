@@ -23,7 +23,7 @@ mod wanted;
 
 use std::sync::Arc;
 
-use crate::device::{AnyDevice, Device, ExactSearch, Filter, OnDevice, QueryRows};
+use crate::device::{AnyDevice, Device, ErrorBounds, ExactSearch, OnDevice, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Matrix;
@@ -45,7 +45,7 @@ pub use tables::LoadedTables;
 /// Length of a query's candidate list: the search returns the `k` of them with the smallest exact
 /// distances.
 pub fn listed(metric: Metric, base: &Matrix, k: usize) -> usize {
-    k.saturating_add(Filter::new(metric, base).more(k))
+    k.saturating_add(ErrorBounds::new(metric, base).more(k))
 }
 
 /// The search method.

@@ -6,7 +6,7 @@ use super::finder::Finder;
 use super::found::{Found, HashedWork};
 use super::places::joined;
 use super::select::Nearest;
-use crate::device::{Device, Distances, ExactPairs, Facts, Neighbors, QueryRows, Starts, Work};
+use crate::device::{Device, Distances, ExactPairs, Neighbors, QueryRows, RowStats, Starts, Work};
 use crate::error::Result;
 use crate::job::Job;
 use crate::parallel::in_parallel;
@@ -40,7 +40,7 @@ impl<D: Device> Among<D> {
         let Nearest { rows, distances: sums, starts } = nearest;
         let work = Work { pairs, rechecked: rows.len() as u64, ..Work::default() };
         let starts = starts.into_vec();
-        let longest = self.filter.needs_lengths().then(|| self.base.facts().longest);
+        let longest = self.filter.needs_lengths().then(|| self.base.stats().longest);
         let tasks: Vec<_> = (0..starts.len() - 1).step_by(TASK).collect();
         let refined = in_parallel(tasks, |first| {
             job.check()?;
@@ -58,10 +58,12 @@ impl<D: Device> Among<D> {
             all.open.extend(open);
         }
         if !all.open.is_empty() && self.filter.may_be_exact() {
-            let of_base = self.base.facts();
+            let of_base = self.base.stats();
             all.open.retain(|query| {
                 let query = *query as usize;
-                !self.filter.is_exact(of_base, &Facts::of(&queries.slice(query..query + 1), false))
+                !self
+                    .filter
+                    .is_exact(of_base, &RowStats::of(&queries.slice(query..query + 1), false))
             });
         }
         let starts = Starts::Each(ends);

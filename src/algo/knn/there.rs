@@ -3,7 +3,7 @@
 use super::among::{Among, Base, Part};
 use super::hashing::LshParams;
 use super::ready::{Hashing, Reach};
-use crate::device::{Buckets, Device, Hashes, LookedAt, OwnRows, QueryRows, TablesBuilt};
+use crate::device::{Buckets, Device, Hashes, ProbeSet, QueryRows, SelfRows, TablesBuilt};
 use crate::error::{Error, Result};
 use crate::index::lsh::Family;
 use crate::job::{Job, Phase};
@@ -110,12 +110,12 @@ impl<D: Device> TablesThere<D> {
         let buckets = Buckets {
             queries: queries.len(),
             tables: self.count,
-            looked_at: match self.probes {
-                None => LookedAt::Own,
-                Some(probes) => LookedAt::Hashed { probes },
+            probe_set: match self.probes {
+                None => ProbeSet::Home,
+                Some(probes) => ProbeSet::Hashed { probes },
             },
             own: match query_rows {
-                QueryRows::OfBase { first } => Some(OwnRows::From(first)),
+                QueryRows::OfBase { first } => Some(SelfRows::From(first)),
                 QueryRows::Separate => None,
             },
             left_out: None,

@@ -29,14 +29,14 @@ const WORTH_BOUNDS: usize = 1 << 20;
 
 /// See the [module](self).
 pub struct BySearch<'a, D: KMeansDevice, T> {
-    search: Search<D>,
+    search: CentroidSearch<D>,
     /// The rows of a single problem, on a device with its own memory.
     held: Option<HeldQueries<D>>,
     problems: Vec<Problem<'a, T>>,
 }
 
 /// The search for the nearest centroid of each row.
-struct Search<D> {
+struct CentroidSearch<D> {
     device: Arc<D>,
     metric: Metric,
     work: Mutex<Work>,
@@ -91,7 +91,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
             assigner: None,
             about_zero: None,
         });
-        let search = Search { device: device.clone(), metric, work: Mutex::default() };
+        let search = CentroidSearch { device: device.clone(), metric, work: Mutex::default() };
         let held = holds.then(HeldQueries::new);
         Self { search, held, problems: problems.collect() }
     }
@@ -238,7 +238,7 @@ fn reserve_wide(sums: &ClusterSums, reserved: &mut Option<Reserved>, job: &Job) 
     Ok(())
 }
 
-impl<D: Device> Search<D> {
+impl<D: Device> CentroidSearch<D> {
     /// The nearest of `centroids` for each row; the search starts from the row's previous nearest,
     /// if any. Also returns the rows whose nearest changed, if they had a previous one.
     fn nearest<T: Real>(
@@ -320,7 +320,7 @@ impl<T: Real> Problem<'_, T> {
     /// on the first assignment.
     fn assign<D: Device>(
         &mut self,
-        (search, held): (&Search<D>, Option<&mut HeldQueries<D>>),
+        (search, held): (&CentroidSearch<D>, Option<&mut HeldQueries<D>>),
         job: &Job,
     ) -> Result<Option<Vec<Moved>>> {
         let is_worth_it = self.operations() >= WORTH_BOUNDS;
@@ -343,7 +343,7 @@ impl<T: Real> Problem<'_, T> {
 
     fn run<D: Device>(
         &mut self,
-        (search, mut held): (&Search<D>, Option<&mut HeldQueries<D>>),
+        (search, mut held): (&CentroidSearch<D>, Option<&mut HeldQueries<D>>),
         limit: usize,
         job: &Job,
     ) -> Result<RoundsRun> {

@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::facts::{Facts, Filter};
+use super::error_bounds::{ErrorBounds, RowStats};
 use super::search::StreamedSearch;
 use crate::device::contract::{
     Definition, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice,
@@ -54,12 +54,12 @@ pub struct ExactSearch<D: SearchDevice> {
     search: StreamedSearch<D>,
     metric: Metric,
     k: usize,
-    filter: Filter,
-    facts: OnceLock<Facts>,
+    error_bounds: ErrorBounds,
+    stats: OnceLock<RowStats>,
 }
 
 /// The exact top-k lists of some queries.
-struct Refined {
+struct ExactLists {
     neighbors: Neighbors,
     /// Queries whose lists are uncertain: an unlisted row may be nearer.
     open: Vec<u32>,
@@ -72,11 +72,11 @@ impl<D: SearchDevice> ExactSearch<D> {
     /// # Errors
     /// Those of [`StreamedSearch::open`].
     pub fn open(device: Arc<D>, base: Rows, metric: Metric, k: usize, job: &Job) -> Result<Self> {
-        let (k, filter) = (k.min(base.len().max(1)), Filter::new(metric, base.matrix()));
+        let (k, error_bounds) = (k.min(base.len().max(1)), ErrorBounds::new(metric, base.matrix()));
         let searched = metric.searched(base.matrix().kind());
-        let listed = k.saturating_add(filter.more(k));
+        let listed = k.saturating_add(error_bounds.more(k));
         let search = StreamedSearch::open(device, base, searched, listed, job)?;
-        Ok(Self { search, metric, k, filter, facts: OnceLock::new() })
+        Ok(Self { search, metric, k, error_bounds, stats: OnceLock::new() })
     }
 
     /// The nearest neighbours of the queries, with distances in float64. `query_rows` says whether
@@ -92,7 +92,7 @@ impl<D: SearchDevice> ExactSearch<D> {
                 &self.base().slice(first..first + queries.len())
             }
         };
-        let Refined { mut neighbors, mut open } = self.by_device(queries, query_rows, job)?;
+        let ExactLists { mut neighbors, mut open } = self.by_device(queries, query_rows, job)?;
         let done = std::mem::take(&mut neighbors.last).len();
         // Blocks of queries reuse the same memory.
         let together = self.search.queries_together(self.asked().0);
@@ -117,16 +117,17 @@ impl<D: SearchDevice> ExactSearch<D> {
 
     /// Length of the candidate lists of a device, and the part of them that matters.
     fn asked(&self) -> (usize, Option<Enough>) {
-        let listed = self.k.saturating_add(self.filter.more(self.k)).min(self.base().len().max(1));
-        (listed, self.filter.enough(self.k))
+        let listed =
+            self.k.saturating_add(self.error_bounds.more(self.k)).min(self.base().len().max(1));
+        (listed, self.error_bounds.enough(self.k))
     }
 
     /// The exact lists of the leading queries for which the device computes exact distances:
     /// [`Neighbors::last`] has one entry for each.
-    fn by_device(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Refined> {
+    fn by_device(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<ExactLists> {
         let none = Neighbors::none(ElementKind::F64);
         if self.base().matrix().kind() != ElementKind::F32 || self.base().is_empty() {
-            return Ok(Refined { neighbors: none, open: Vec::new() });
+            return Ok(ExactLists { neighbors: none, open: Vec::new() });
         }
         let (asked, definition) = (self.asked(), Definition { metric: self.metric, k: self.k });
         let queries_of = (queries, query_rows);
@@ -134,10 +135,10 @@ impl<D: SearchDevice> ExactSearch<D> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let is_whole = asked.0 >= self.base().len() - itself;
         if is_whole || neighbors.last.is_empty() {
-            return Ok(Refined { neighbors, open: Vec::new() });
+            return Ok(ExactLists { neighbors, open: Vec::new() });
         }
         let pairs = ExactPairs::new(self.metric, queries, self.base());
-        let longest = self.filter.needs_lengths().then(|| self.facts().longest);
+        let longest = self.error_bounds.needs_lengths().then(|| self.stats().longest);
         let (k, last, distances) = (neighbors.per_query, &neighbors.last, &neighbors.distances);
         let tasks = (0..last.len()).step_by(CERTIFIED_TOGETHER).collect();
         let open = in_parallel(tasks, |first: usize| {
@@ -146,54 +147,55 @@ impl<D: SearchDevice> ExactSearch<D> {
             let is_open = |query: &usize| {
                 let lengths = longest.map_or(0.0, |longest| longest * pairs.length(*query));
                 let (kth, last) = (distances.at(query * k + k - 1), f64::from(last[*query]));
-                !last.is_nan() && !self.filter.is_certain(kth, last, lengths)
+                !last.is_nan() && !self.error_bounds.is_certain(kth, last, lengths)
             };
             Ok(some.filter(is_open).map(|query| query as u32).collect::<Vec<_>>())
         });
         let mut open = open.into_iter().collect::<Result<Vec<_>>>()?.concat();
-        self.keep_inexact(queries, &self.filter, &mut open, job)?;
-        Ok(Refined { neighbors, open })
+        self.keep_inexact(queries, &self.error_bounds, &mut open, job)?;
+        Ok(ExactLists { neighbors, open })
     }
 
     /// The exact lists of queries, with exact distances computed on the host.
-    fn by_host(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<Refined> {
+    fn by_host(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<ExactLists> {
         let found = self.search.search_for(self.asked(), queries, query_rows, job)?;
         if found.rows.is_empty() {
             let distances = Distances::F64(Vec::new());
             let neighbors = Neighbors { distances, ..found };
-            return Ok(Refined { neighbors, open: Vec::new() });
+            return Ok(ExactLists { neighbors, open: Vec::new() });
         }
         if self.are_exact(queries, &found) {
             let neighbors = self.as_found(found, query_rows, job)?;
-            return Ok(Refined { neighbors, open: Vec::new() });
+            return Ok(ExactLists { neighbors, open: Vec::new() });
         }
         let itself = usize::from(query_rows != QueryRows::Separate);
         let others = self.base().len() - itself;
-        self.refine(queries, found, (self.k.min(others), others), &self.filter, job)
+        self.refine(queries, found, (self.k.min(others), others), &self.error_bounds, job)
     }
 
     fn base(&self) -> &Rows {
         &self.search.base
     }
 
-    fn facts(&self) -> &Facts {
-        let needs_lengths = self.filter.needs_lengths();
-        self.facts.get_or_init(|| Facts::of(self.base(), needs_lengths))
+    fn stats(&self) -> &RowStats {
+        let needs_lengths = self.error_bounds.needs_lengths();
+        self.stats.get_or_init(|| RowStats::of(self.base(), needs_lengths))
     }
 
     /// Whether the device's sums are exact distances, so that no reranking is needed. Examines all
     /// rows only if that is less work.
     fn are_exact(&self, queries: &Rows, found: &Neighbors) -> bool {
-        if self.filter.is_definition() && self.metric != Metric::L2 {
+        if self.error_bounds.is_definition() && self.metric != Metric::L2 {
             return true;
         }
         let is_fraction = self.metric == Metric::Jaccard;
-        if is_fraction || !self.filter.may_be_exact() || found.rows.len() < self.base().len() {
+        if is_fraction || !self.error_bounds.may_be_exact() || found.rows.len() < self.base().len()
+        {
             return false;
         }
-        let first = |rows: &Rows| Facts::of(&rows.slice(0..rows.len().min(SAMPLE)), false);
-        self.filter.is_exact(&first(self.base()), &first(queries))
-            && self.filter.is_exact(self.facts(), &Facts::of(queries, false))
+        let first = |rows: &Rows| RowStats::of(&rows.slice(0..rows.len().min(SAMPLE)), false);
+        self.error_bounds.is_exact(&first(self.base()), &first(queries))
+            && self.error_bounds.is_exact(self.stats(), &RowStats::of(queries, false))
     }
 
     /// The lists of the device, whose sums are exact.
@@ -227,13 +229,13 @@ impl<D: SearchDevice> ExactSearch<D> {
         queries: &Rows,
         found: Neighbors,
         (k, others): (usize, usize),
-        filter: &Filter,
+        error_bounds: &ErrorBounds,
         job: &Job,
-    ) -> Result<Refined> {
+    ) -> Result<ExactLists> {
         let Neighbors { per_query: listed, mut rows, distances: sums, mut work, .. } = found;
         let mut distances: Vec<f64> = zeros(rows.len());
         let pairs = ExactPairs::new(self.metric, queries, self.base());
-        let longest = filter.needs_lengths().then(|| self.facts().longest);
+        let longest = error_bounds.needs_lengths().then(|| self.stats().longest);
         let lists = rows.chunks_mut(TASK * listed).zip(distances.chunks_mut(TASK * listed));
         let open = in_parallel(lists.enumerate().collect(), |(task, (rows, distances))| {
             job.check()?;
@@ -247,39 +249,39 @@ impl<D: SearchDevice> ExactSearch<D> {
                 let last = sums.at(query * listed + listed - 1);
                 // A list with empty entries has all rows that matter.
                 let is_whole = count < listed || listed == others;
-                if !is_whole && !filter.is_certain(distances[k - 1], last, lengths) {
+                if !is_whole && !error_bounds.is_certain(distances[k - 1], last, lengths) {
                     open.push(query as u32);
                 }
             }
             Ok(open)
         });
         let mut open: Vec<u32> = open.into_iter().collect::<Result<Vec<_>>>()?.concat();
-        self.keep_inexact(queries, filter, &mut open, job)?;
+        self.keep_inexact(queries, error_bounds, &mut open, job)?;
         work.rechecked += rows.len() as u64;
         keep_first(&mut rows, listed, k);
         keep_first(&mut distances, listed, k);
         let neighbors = Neighbors::new(k, rows, Distances::F64(distances), work);
-        Ok(Refined { neighbors, open })
+        Ok(ExactLists { neighbors, open })
     }
 
     /// Keeps the queries with uncertain lists whose sums are not exact either.
     fn keep_inexact(
         &self,
         queries: &Rows,
-        filter: &Filter,
+        error_bounds: &ErrorBounds,
         open: &mut Vec<u32>,
         job: &Job,
     ) -> Result<()> {
-        if open.is_empty() || !filter.may_be_exact() {
+        if open.is_empty() || !error_bounds.may_be_exact() {
             return Ok(());
         }
         // A sample mostly suffices to show that sums cannot be exact.
-        let few = Facts::of(&self.base().slice(0..self.base().len().min(SAMPLE)), false);
-        if !filter.is_exact(&few, &few) {
+        let few = RowStats::of(&self.base().slice(0..self.base().len().min(SAMPLE)), false);
+        if !error_bounds.is_exact(&few, &few) {
             return Ok(());
         }
-        let of_base = self.facts();
-        let are_exact = |some: &Rows| filter.is_exact(of_base, &Facts::of(some, false));
+        let of_base = self.stats();
+        let are_exact = |some: &Rows| error_bounds.is_exact(of_base, &RowStats::of(some, false));
         // If many queries are uncertain, test all queries at once first.
         if open.len() > SAMPLE && are_exact(queries) {
             open.clear();
@@ -307,29 +309,29 @@ impl<D: SearchDevice> ExactSearch<D> {
         // Queries that are base rows are searched as separate rows here, and find themselves.
         let itself = usize::from(query_rows != QueryRows::Separate);
         let (per_query, others) = (all.per_query + itself, self.base().len());
-        let of_f64 = Filter::of_f64(self.metric);
-        for way in [Way::Longer, Way::InF64, Way::All] {
-            if open.is_empty() || way == Way::InF64 && !self.filter.has_wider() {
+        let of_f64 = ErrorBounds::of_f64(self.metric);
+        for way in [RetryStrategy::Longer, RetryStrategy::InF64, RetryStrategy::All] {
+            if open.is_empty() || way == RetryStrategy::InF64 && !self.error_bounds.has_wider() {
                 continue;
             }
             let _reserved = job.reserve("query block", queries.bytes_at(&open))?;
             let some = queries.at(&open, job)?;
             let asked = (per_query, others);
-            let Refined { neighbors, open: uncertain } = match way {
-                Way::Longer => {
+            let ExactLists { neighbors, open: uncertain } = match way {
+                RetryStrategy::Longer => {
                     let k = per_query.saturating_mul(LONGER.0).saturating_add(LONGER.1);
-                    let longer = (k, self.filter.enough(per_query));
+                    let longer = (k, self.error_bounds.enough(per_query));
                     let found = self.search.search_for(longer, &some, QueryRows::Separate, job)?;
-                    self.refine(&some, found, asked, &self.filter, job)?
+                    self.refine(&some, found, asked, &self.error_bounds, job)?
                 }
-                Way::InF64 => match self.search_in_f64(&some, per_query, job) {
+                RetryStrategy::InF64 => match self.search_in_f64(&some, per_query, job) {
                     // Skip this step for lack of memory.
                     Err(Error::HostMemory { .. } | Error::DeviceMemory { .. }) => continue,
                     found => self.refine(&some, found?, asked, &of_f64, job)?,
                 },
-                Way::All => {
+                RetryStrategy::All => {
                     let neighbors = self.search_all(&some, per_query, job)?;
-                    Refined { neighbors, open: Vec::new() }
+                    ExactLists { neighbors, open: Vec::new() }
                 }
             };
             all.work += neighbors.work;
@@ -398,7 +400,7 @@ impl<D: SearchDevice> ExactSearch<D> {
 
 /// A strategy for queries with uncertain lists.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum RetryStrategy {
     Longer,
     InF64,
     All,
@@ -557,14 +559,14 @@ mod tests {
             Ok(exact)
         }
 
-        fn among(
+        fn distances_of(
             &self,
             queries: &Self::Rows,
             base: &Self::Rows,
             candidates: &Candidates<'_>,
             job: &Job,
         ) -> Result<Distances> {
-            self.cpu.among(&queries.0, &base.0, candidates, job)
+            self.cpu.distances_of(&queries.0, &base.0, candidates, job)
         }
     }
 
@@ -636,11 +638,13 @@ mod tests {
             let mut open: Vec<u32> = (0..count).rev().collect();
             let wanted: Vec<u32> =
                 open.iter().copied().filter(|query| query.is_multiple_of(3)).collect();
-            search.keep_inexact(&queries, &search.filter, &mut open, &job).expect("not cancelled");
+            search
+                .keep_inexact(&queries, &search.error_bounds, &mut open, &job)
+                .expect("not cancelled");
             assert_eq!(open, wanted);
         }
         job.cancel().cancel();
-        let stopped = search.keep_inexact(&queries, &search.filter, &mut vec![1, 2], &job);
+        let stopped = search.keep_inexact(&queries, &search.error_bounds, &mut vec![1, 2], &job);
         assert!(matches!(stopped, Err(Error::Cancelled)));
     }
 }

@@ -2,10 +2,10 @@
 //! exact searches, and k-means by search.
 
 mod by_search;
+mod error_bounds;
 mod exact;
-mod facts;
 mod means;
-mod nearest;
+mod nearest_centroids;
 mod search;
 
 #[cfg(feature = "cuda")]
@@ -14,10 +14,10 @@ mod on_host;
 pub use by_search::BySearch;
 #[cfg(feature = "cuda")]
 pub use by_search::{LARGE_PROBLEM, not_started};
+pub use error_bounds::{ErrorBounds, RowStats};
 pub use exact::ExactSearch;
-pub use facts::{Facts, Filter};
 pub use means::{ClusterMeans, Means};
-pub use nearest::Nearest;
+pub use nearest_centroids::NearestCentroids;
 #[cfg(feature = "cuda")]
 pub use on_host::{KMeansOnHost, components_on_host, host_session, plus_plus_on_host, sums_of};
 pub use search::{HeldQueries, StreamedSearch};

@@ -61,7 +61,7 @@ impl<D: SearchDevice> HeldQueries<D> {
 
 /// The queries of one call, and the number of neighbours requested.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct SearchCall<'a> {
     query_rows: QueryRows,
     near: Option<&'a [u32]>,
     k: usize,
@@ -128,7 +128,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         job: &Job,
     ) -> Result<Neighbors> {
         let k = k.min(self.base.len().max(1));
-        self.search_asked((queries, None), Asked { query_rows, near: None, k, enough }, job)
+        self.search_asked((queries, None), SearchCall { query_rows, near: None, k, enough }, job)
     }
 
     /// The same for queries whose blocks may be on the device, from earlier searches of the same
@@ -143,7 +143,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         near: Option<&[u32]>,
         job: &Job,
     ) -> Result<Neighbors> {
-        self.search_asked(queries, Asked { query_rows, near, k: self.k, enough: None }, job)
+        self.search_asked(queries, SearchCall { query_rows, near, k: self.k, enough: None }, job)
     }
 
     /// The exact lists of the leading queries for which the device computes exact distances,
@@ -168,7 +168,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.base.check_queries(queries)?;
         let shape = Shape { k: listed, ..self.shape() };
         let together = self.device.capacity(&shape).queries.max(1);
-        let mut found = self.device.room(ElementKind::F64, queries.len().saturating_mul(per_query));
+        let mut found =
+            self.device.preallocate(ElementKind::F64, queries.len().saturating_mul(per_query));
         let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
         taking(pages.collect(), || {
             for start in (0..queries.len()).step_by(together) {
@@ -223,7 +224,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_asked(
         &self,
         (queries, held): (&Rows, Option<&mut HeldQueries<D>>),
-        asked: Asked<'_>,
+        asked: SearchCall<'_>,
         job: &Job,
     ) -> Result<Neighbors> {
         let kind = self.base.matrix().kind();
@@ -233,7 +234,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.base.check_queries(queries)?;
         let itself = usize::from(asked.query_rows != QueryRows::Separate);
         let per_query = asked.k.min(self.base.len() - itself);
-        let mut found = self.device.room(kind, queries.len().saturating_mul(per_query));
+        let mut found = self.device.preallocate(kind, queries.len().saturating_mul(per_query));
         let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
         taking(pages.collect(), || self.search_blocks((queries, held), asked, &mut found, job))?;
         Ok(found)
@@ -243,7 +244,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_blocks(
         &self,
         (queries, mut held): (&Rows, Option<&mut HeldQueries<D>>),
-        Asked { query_rows, near, k, enough }: Asked<'_>,
+        SearchCall { query_rows, near, k, enough }: SearchCall<'_>,
         found: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
@@ -261,7 +262,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             let known = held.as_ref().and_then(|held| held.block(start));
             let end = queries.len().min(start.saturating_add(pieces.queries));
             let end = known.map_or(end, |(end, _)| *end);
-            let asked = Asked {
+            let asked = SearchCall {
                 query_rows: query_rows.skip(start as u32),
                 near: near.map(|near| &near[start..end]),
                 k,
@@ -313,7 +314,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_block(
         &self,
         (block, queries): (&D::Rows, usize),
-        Asked { query_rows, near, k, enough }: Asked<'_>,
+        SearchCall { query_rows, near, k, enough }: SearchCall<'_>,
         (resident, base_rows): (Option<&D::Rows>, usize),
         (found, job): (&mut Neighbors, &Job),
     ) -> Result<()> {
@@ -444,14 +445,14 @@ mod tests {
             self.cpu.download(lists, job)
         }
 
-        fn among(
+        fn distances_of(
             &self,
             queries: &Self::Rows,
             base: &Self::Rows,
             candidates: &Candidates<'_>,
             job: &Job,
         ) -> Result<Distances> {
-            self.cpu.among(&queries.0, &base.0, candidates, job)
+            self.cpu.distances_of(&queries.0, &base.0, candidates, job)
         }
     }
 

@@ -128,21 +128,21 @@ impl Within {
     /// `inside` proves a distance within eps; one > `outside` proves the opposite. For directions,
     /// the sum is 1 minus the product of the values and inverse lengths rounded to f32, if all
     /// inverse lengths [fit](Self::fits_f32).
-    pub fn limits_of_f32(&self, dim: usize) -> (f64, f64) {
-        let (below, up_to) = self.limits(dim, f64::from(f32::EPSILON), 1e-44);
+    pub fn certain_bounds_f32(&self, dim: usize) -> (f64, f64) {
+        let (below, up_to) = self.certain_bounds(dim, f64::from(f32::EPSILON), 1e-44);
         let least = f64::from(f32::MIN_POSITIVE);
         // An overflowed sum proves nothing.
         ((below - least).min(f64::from(f32::MAX)), up_to + least)
     }
 
     /// The same bounds for a sum in f64; an infinite sum is not within eps.
-    pub fn limits_of_f64(&self, dim: usize) -> (f64, f64) {
-        self.limits(dim, f64::EPSILON, 1e-322)
+    pub fn certain_bounds_f64(&self, dim: usize) -> (f64, f64) {
+        self.certain_bounds(dim, f64::EPSILON, 1e-322)
     }
 
     /// The same bounds for a type of number with machine epsilon `unit`; `tiny` is a few of its
     /// smallest numbers.
-    fn limits(&self, dim: usize, unit: f64, tiny: f64) -> (f64, f64) {
+    fn certain_bounds(&self, dim: usize, unit: f64, tiny: f64) -> (f64, f64) {
         let (limit, few) = (self.limit, dim as f64 + 16.0);
         let slack = match self.metric.sum() {
             // The error of each product is relative to the product of the rows' lengths; the
@@ -161,7 +161,7 @@ impl Within {
     /// the bounds are on the squared distance of the unit vectors, whose squared lengths differ
     /// from 1 by at most 1e-9.
     pub fn squares(&self, dim: usize) -> (f64, f64) {
-        let (below, up_to) = self.limits_of_f64(dim);
+        let (below, up_to) = self.certain_bounds_f64(dim);
         match self.metric.sum() {
             // |u − v|² = |u|² + |v|² − 2 u·v.
             Sum::Products => (2.0 * below - 4e-9, 2.0 * up_to + 4e-9),

@@ -107,16 +107,16 @@ pub struct Buckets<'a> {
     /// Number of tables that are probed, the first ones.
     pub tables: usize,
     /// The buckets of each query.
-    pub looked_at: LookedAt<'a>,
+    pub probe_set: ProbeSet<'a>,
     /// The base row that each query is, if queries are base rows.
-    pub own: Option<OwnRows<'a>>,
+    pub own: Option<SelfRows<'a>>,
     /// A bit for each base row, set if it is not selected; `None` if all are selected.
     pub left_out: Option<&'a [u64]>,
 }
 
-/// The base rows of queries.
+/// The base rows that the queries are.
 #[derive(Debug, Clone, Copy)]
-pub enum OwnRows<'a> {
+pub enum SelfRows<'a> {
     /// Consecutive base rows from this one on.
     From(u32),
     /// A base row for each query.
@@ -125,9 +125,9 @@ pub enum OwnRows<'a> {
 
 /// The buckets of a table that a query probes.
 #[derive(Debug, Clone, Copy)]
-pub enum LookedAt<'a> {
+pub enum ProbeSet<'a> {
     /// The home bucket of the base row that it is.
-    Own,
+    Home,
     /// The buckets of its key, in tables that the device has built for separate queries: more than
     /// one only if functions sample bits and a key fits in 64 bits. The next buckets then differ in
     /// one bit, or two.

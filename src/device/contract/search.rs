@@ -109,7 +109,7 @@ pub trait SearchDevice: Send + Sync + 'static {
 
     /// Empty lists, with preallocated memory for `neighbors` neighbours if that speeds up the
     /// download.
-    fn room(&self, kind: ElementKind, _neighbors: usize) -> Neighbors {
+    fn preallocate(&self, kind: ElementKind, _neighbors: usize) -> Neighbors {
         Neighbors::none(kind)
     }
 
@@ -137,7 +137,7 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// [`InvalidArgument`](crate::Error::InvalidArgument) if the candidates are not for this number
     /// of queries, or not among the base; [`Cancelled`](crate::Error::Cancelled);
     /// [`DeviceMemory`](crate::Error::DeviceMemory).
-    fn among(
+    fn distances_of(
         &self,
         queries: &Self::Rows,
         base: &Self::Rows,
@@ -156,7 +156,7 @@ pub enum RowUse {
     },
     /// The queries of a `top_k`.
     Queries,
-    /// Access by position, on either side of `among`.
+    /// Access by position, on either side of `distances_of`.
     Gather,
 }
 

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::simd::chains::{Chains, prefetch};
-use super::simd::level::{Level, Wide};
+use super::simd::level::{Level, WideSimd};
+use super::simd::ordered_sums::{OrderedSums, prefetch};
 use crate::matrix::{ElementKind, Real};
 use crate::metric::{Direction, Metric, Sum, Vector, power_of_two_near_inverse};
 use crate::rows::Rows;
@@ -69,7 +69,7 @@ impl<'a> ExactPairs<'a> {
     }
 
     fn of_labels_as<T: Real>(&self, first: usize, labels: &[u32], distances: &mut [f64]) {
-        let (dim, wide) = (self.base.matrix().dim(), self.in_chains());
+        let (dim, wide) = (self.base.matrix().dim(), self.in_lanes());
         let (mut rows, mut centroids) = (Widened::new(), Widened::new());
         let some = labels.chunks(LANES).zip(distances.chunks_mut(LANES));
         for (first, (labels, distances)) in (first..).step_by(LANES).zip(some) {
@@ -115,8 +115,8 @@ impl<'a> ExactPairs<'a> {
     ) {
         buffer.clear();
         buffer.extend(vector::<T>(self.queries, query).coordinates());
-        if let Some(wide) = self.in_chains() {
-            return self.numbers_in_chains::<T>(wide, (buffer, rows), distances);
+        if let Some(wide) = self.in_lanes() {
+            return self.numbers_in_lanes::<T>(wide, (buffer, rows), distances);
         }
         if buffer.len() < LEAST_DIM {
             for (distance, row) in distances.iter_mut().zip(rows) {
@@ -141,15 +141,15 @@ impl<'a> ExactPairs<'a> {
     }
 
     /// Whether sums run one to a lane: sums of squares, if rows are long enough.
-    fn in_chains(&self) -> Option<Wide> {
+    fn in_lanes(&self) -> Option<WideSimd> {
         let suits = self.metric.sum() != Sum::Absolute && self.metric != Metric::InnerProduct;
         let is_long = self.base.matrix().dim() >= LEAST_DIM;
         if suits && is_long { Level::detect().wide() } else { None }
     }
 
-    fn numbers_in_chains<T: Real>(
+    fn numbers_in_lanes<T: Real>(
         &self,
-        wide: Wide,
+        wide: WideSimd,
         (query, rows): (&[f64], &[u32]),
         distances: &mut [f64],
     ) {

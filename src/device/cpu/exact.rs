@@ -3,9 +3,9 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::device::cpu::simd::chains::prefetch;
-use crate::device::cpu::simd::lanes::Lanes;
-use crate::device::cpu::simd::level::{Level, Wide};
+use crate::device::cpu::simd::level::{Level, WideSimd};
+use crate::device::cpu::simd::ordered_sums::prefetch;
+use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::metric::{Metric, Sum};
 
 /// Pairs whose sums are added up side by side without AVX2.
@@ -18,7 +18,7 @@ const SLAB: usize = 64;
 const LEAST_DIM: usize = 16;
 
 /// Computes the sums of pairs of a query and a base row, by their positions, in this order.
-pub(in crate::device::cpu) struct Pairs<'a, T, F> {
+pub(in crate::device::cpu) struct PairSums<'a, T, F> {
     pub metric: Metric,
     pub queries: &'a [T],
     pub base: &'a [T],
@@ -28,11 +28,11 @@ pub(in crate::device::cpu) struct Pairs<'a, T, F> {
     pub found: F,
 }
 
-impl<'a, T: Lanes, F: FnMut((u32, u32), T)> Pairs<'a, T, F> {
+impl<'a, T: SimdReal, F: FnMut((u32, u32), T)> PairSums<'a, T, F> {
     pub fn compute(self, level: Level) {
         let suits = self.metric.sum() != Sum::Absolute && self.dim >= LEAST_DIM;
         match level.wide().filter(|_| suits) {
-            Some(wide) => self.in_chains(wide),
+            Some(wide) => self.in_lanes(wide),
             None => level.dispatch(self),
         }
     }
@@ -45,7 +45,7 @@ impl<'a, T: Lanes, F: FnMut((u32, u32), T)> Pairs<'a, T, F> {
         &self.base[pair.1 as usize * self.dim..][..self.dim]
     }
 
-    fn in_chains(mut self, wide: Wide) {
+    fn in_lanes(mut self, wide: WideSimd) {
         let mut chunks = self.pairs.chunks(T::LANES).peekable();
         let (mut rows, mut next) = (Vec::with_capacity(T::LANES), Vec::with_capacity(T::LANES));
         let slabs = self.dim.div_ceil(SLAB);
@@ -74,7 +74,7 @@ impl<'a, T: Lanes, F: FnMut((u32, u32), T)> Pairs<'a, T, F> {
     }
 }
 
-impl<T: Lanes, F: FnMut((u32, u32), T)> WithSimd for Pairs<'_, T, F> {
+impl<T: SimdReal, F: FnMut((u32, u32), T)> WithSimd for PairSums<'_, T, F> {
     type Output = ();
 
     #[inline(always)]

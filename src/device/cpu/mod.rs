@@ -4,34 +4,34 @@
 //! |---|---|
 //! | `search` | pairs of rows: traversal, arithmetic, sinks |
 //! | `dbscan` | core rows and their components, by a tree of tiles |
-//! | `kmeans` | first centroids, rounds, sums of clusters |
-//! | `rounded` | quantised rows and integer lower bounds, which decide most pairs without computing them |
+//! | `kmeans` | seeding, assignment of rows, sums of clusters |
+//! | `quantize` | quantised rows and integer lower bounds, which decide most pairs without computing them |
 //! | `exact` | exact sums of the pairs that bounds leave undecided |
 //! | `definition` | distances of chosen pairs by the definition |
-//! | `order` | a spatial order of rows, by recursive bisection |
-//! | `places` | the places of base rows in panels |
+//! | `spatial_order` | a spatial order of rows, by recursive bisection |
+//! | `row_permutation` | the permutation of base rows in panels |
 //! | `simd` | operations on registers |
 
 mod dbscan;
 mod definition;
 mod exact;
 pub(in crate::device) mod kmeans;
-mod order;
-mod places;
-mod rounded;
+mod quantize;
+mod row_permutation;
 mod search;
 mod simd;
+mod spatial_order;
 
 use std::sync::Arc;
 
 pub use self::definition::{ExactPairs, length_of};
-use self::kmeans::few::{self, Few};
-use self::kmeans::gaps::Gaps;
-use self::kmeans::rounds::pair_bounds::{self, PairBounds};
-use self::kmeans::rounds::{self, Rounds};
+use self::kmeans::drake::{self, Drake};
+use self::kmeans::elkan::{self, Elkan};
+use self::kmeans::exhaustive::{self, Exhaustive};
+use self::kmeans::hamerly::Hamerly;
 use self::kmeans::seeding;
-use self::simd::lanes::Lanes;
 use self::simd::level::Level;
+use self::simd::simd_real::SimdReal;
 use super::compose::BySearch;
 use super::contract::{
     Assigner, Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
@@ -51,25 +51,27 @@ use crate::rows::Rows;
 pub struct CpuDevice {
     level: Level,
     /// Whether every search prefilters by 8- or 7-bit codes where it can, not only where an estimate says it pays.
-    always_looks: bool,
+    force_prefilter: bool,
 }
 
 impl CpuDevice {
     /// The CPU.
     pub fn new() -> Self {
-        Self { level: Level::detect(), always_looks: false }
+        Self { level: Level::detect(), force_prefilter: false }
     }
 
     /// One device for each instruction level of this processor, without and with a prefilter by 8- or 7-bit codes in
     /// every search, where the level has one. Each comes with the level's name and whether the prefilter is forced.
-    pub fn every_way() -> Vec<(&'static str, bool, Self)> {
+    pub fn test_variants() -> Vec<(&'static str, bool, Self)> {
         let levels = Level::all().into_iter();
-        let ways = levels.flat_map(|level| [(level, false), (level, true)]);
-        let ways = ways.filter(|(level, always_looks)| !always_looks || level.looks().is_some());
-        let ways = ways.map(|(level, always_looks)| {
-            (level.name(), always_looks, Self { level, always_looks })
+        let variants = levels.flat_map(|level| [(level, false), (level, true)]);
+        let variants = variants.filter(|(level, force_prefilter)| {
+            !force_prefilter || level.prefilter_width().is_some()
         });
-        ways.collect()
+        let variants = variants.map(|(level, force_prefilter)| {
+            (level.name(), force_prefilter, Self { level, force_prefilter })
+        });
+        variants.collect()
     }
 }
 
@@ -182,40 +184,40 @@ impl KMeansDevice for CpuDevice {
 }
 
 /// See [`KMeansDevice::assigner`].
-fn assigner<T: Lanes>(
+fn assigner<T: SimdReal>(
     rows: &Rows,
     k: usize,
     of: (Metric, Level),
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
-    if few::suits(of, rows.matrix().dim(), k)
-        && let Some(few) = Few::<T>::try_new(rows, of, of_bounds::<T>, job)?
+    if exhaustive::suits(of, rows.matrix().dim(), k)
+        && let Some(exhaustive) = Exhaustive::<T>::try_new(rows, of, with_bounds::<T>, job)?
     {
-        return Ok(Some(Box::new(few)));
+        return Ok(Some(Box::new(exhaustive)));
     }
-    of_bounds::<T>(rows, k, of, job)
+    with_bounds::<T>(rows, k, of, job)
 }
 
 /// The assigner that keeps bounds from round to round, chosen by dimension and `k`; `None` if comparing every pair is
 /// faster, or without memory.
-fn of_bounds<T: Lanes>(
+fn with_bounds<T: SimdReal>(
     rows: &Rows,
     k: usize,
     of: (Metric, Level),
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
     let dim = rows.matrix().dim();
-    let are_few = rounds::are_few(of, dim, k);
-    if are_few && let Some(gaps) = Gaps::<T>::try_new(rows, k, of, job)? {
-        return Ok(Some(Box::new(gaps)));
+    let is_small = drake::is_small(of, dim, k);
+    if is_small && let Some(hamerly) = Hamerly::<T>::try_new(rows, k, of, job)? {
+        return Ok(Some(Box::new(hamerly)));
     }
-    if pair_bounds::suits::<T>(dim, k, of.1)
-        && let Some(bounds) = PairBounds::<T>::try_new(rows, k, of, job)?
+    if elkan::suits::<T>(dim, k, of.1)
+        && let Some(elkan) = Elkan::<T>::try_new(rows, k, of, job)?
     {
-        return Ok(Some(Box::new(bounds)));
+        return Ok(Some(Box::new(elkan)));
     }
-    if are_few {
+    if is_small {
         return Ok(None);
     }
-    Ok(Rounds::<T>::try_new(rows, of, job)?.map(|rounds| Box::new(rounds) as _))
+    Ok(Drake::<T>::try_new(rows, of, job)?.map(|drake| Box::new(drake) as _))
 }

@@ -82,7 +82,7 @@ impl CudaDevice {
     }
 
     /// The same GPU with each strategy that it would not always choose, and the strategies' names.
-    pub(in crate::device) fn every_way(&self) -> Vec<(&'static str, Arc<Self>)> {
+    pub(in crate::device) fn test_variants(&self) -> Vec<(&'static str, Arc<Self>)> {
         let with = |pair_strategy| {
             let (gpu, memory) = (self.gpu.clone(), self.memory.clone());
             Arc::new(Self { gpu, memory, pair_strategy })

@@ -2,21 +2,21 @@
 
 use rayon::prelude::*;
 
-use super::points::Points;
-use super::search::{Core, Pairs, Search, add};
+use super::context::{Context, Core, PairCounts, add};
+use super::space::Space;
 use super::tiles::{LANES, lanes_of};
 use super::tree::Node;
 use super::weights::{Total, Weights};
 use crate::error::Result;
 
 /// The counts of a tile's rows.
-pub(super) struct Counts {
+pub(super) struct NeighborCounts {
     totals: [Total; LANES],
     /// The rows that are not known to be core.
     pub open: u64,
 }
 
-impl Counts {
+impl NeighborCounts {
     /// Counts of nothing, for these rows.
     pub fn of(rows: u64) -> Self {
         Self { totals: [Total::default(); LANES], open: rows }
@@ -40,13 +40,13 @@ impl Counts {
 struct Counting<'a> {
     own: Node,
     weights: &'a Weights,
-    counts: Counts,
+    counts: NeighborCounts,
     tested: u64,
     pruned: u64,
-    pairs: Pairs,
+    pairs: PairCounts,
 }
 
-impl<P: Points> Search<'_, P> {
+impl<P: Space> Context<'_, P> {
     /// The core rows.
     pub fn core(&self, weights: &Weights) -> Result<Core> {
         if P::IN_PAIRS {
@@ -57,8 +57,8 @@ impl<P: Points> Search<'_, P> {
     }
 
     fn core_of(&self, tile: usize, weights: &Weights) -> Result<u64> {
-        let counts = Counts::of(self.tree.lanes(tile));
-        let (tested, pruned, pairs) = (0, 0, Pairs::default());
+        let counts = NeighborCounts::of(self.tree.lanes(tile));
+        let (tested, pruned, pairs) = (0, 0, PairCounts::default());
         let (own, others) = self.around(tile);
         let mut counting = Counting { own, weights, counts, tested, pruned, pairs };
         for node in std::iter::once(own).chain(others) {
@@ -71,7 +71,7 @@ impl<P: Points> Search<'_, P> {
     }
 
     /// The core rows of a tile, from its counts.
-    pub fn decide(&self, tile: usize, counts: &Counts, weights: &Weights) -> Result<u64> {
+    pub fn decide(&self, tile: usize, counts: &NeighborCounts, weights: &Weights) -> Result<u64> {
         let unsure = lanes_of(counts.open);
         let unsure = unsure.filter(|lane| weights.may_be_enough(counts.totals[*lane as usize]));
         let mut core = self.tree.lanes(tile) & !counts.open;
@@ -88,11 +88,11 @@ impl<P: Points> Search<'_, P> {
         }
         counting.tested += 1;
         let (own, other) = (self.tree.bounds(counting.own), self.tree.bounds(node));
-        if self.reach.is_apart(own, other) {
+        if self.pruning.is_apart(own, other) {
             counting.pruned += 1;
             return Ok(());
         }
-        if self.reach.is_within(own, other) {
+        if self.pruning.is_within(own, other) {
             counting.pruned += 1;
             let all = counting.weights.of_tiles(node.tiles(), self.tree.rows_in(node));
             for lane in lanes_of(counting.counts.open) {
@@ -110,7 +110,7 @@ impl<P: Points> Search<'_, P> {
         if own != tile {
             rows = self.rows_near(own, rows, other);
         }
-        let candidates = self.points.candidates((own, rows), (tile, u64::MAX));
+        let candidates = self.space.candidates((own, rows), (tile, u64::MAX));
         for lane in lanes_of(rows) {
             let (candidates, most) =
                 (candidates[lane as usize], counting.counts.missing(lane, counting.weights));
@@ -123,12 +123,12 @@ impl<P: Points> Search<'_, P> {
 
     /// Whether the weights of the rows within eps are enough, added up without rounding.
     fn is_core_exactly(&self, tile: usize, lane: u32, weights: &Weights) -> Result<bool> {
-        let (mut exact, mut pairs) = (weights.exact(), Pairs::default());
+        let (mut exact, mut pairs) = (weights.exact(), PairCounts::default());
         let point = self.point(self.tree.row(tile, lane));
         let mut open = vec![Node::root(self.tree.rows())];
         while let Some(node) = open.pop() {
             self.job.check()?;
-            if self.reach.is_apart_from(&point, self.tree.bounds(node)) {
+            if self.pruning.is_apart_from(&point, self.tree.bounds(node)) {
                 continue;
             }
             if let Some((left, right)) = node.children() {
@@ -136,7 +136,7 @@ impl<P: Points> Search<'_, P> {
                 continue;
             }
             let other = node.tile();
-            let candidates = self.points.candidates((tile, 1 << lane), (other, u64::MAX));
+            let candidates = self.space.candidates((tile, 1 << lane), (other, u64::MAX));
             let candidates = (candidates[lane as usize], u32::MAX);
             let near = self.near((tile, lane), other, candidates, &mut pairs);
             exact.add(lanes_of(near).map(|lane| other * LANES + lane as usize));

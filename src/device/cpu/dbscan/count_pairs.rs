@@ -5,49 +5,49 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
 
-use super::count::Counts;
-use super::points::Points;
-use super::search::{Core, Pairs, Search, add};
+use super::context::{Context, Core, PairCounts, add};
+use super::count::NeighborCounts;
+use super::space::Space;
 use super::tiles::{LANES, lanes_of};
 use super::tree::Node;
 use super::weights::Weights;
 use crate::error::Result;
 
 /// A tile whose rows are counted, by several threads.
-struct Shared {
+struct SharedCounts {
     node: Node,
     /// The rows that are not known to be core. It may be outdated, with rows that have just become core.
     open: AtomicU64,
-    counts: Mutex<Counts>,
+    counts: Mutex<NeighborCounts>,
 }
 
-impl Shared {
+impl SharedCounts {
     fn open(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+    fn lock(&self) -> MutexGuard<'_, NeighborCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends a change of the counts.
-    fn unlock(&self, counts: MutexGuard<'_, Counts>) {
+    fn unlock(&self, counts: MutexGuard<'_, NeighborCounts>) {
         self.open.store(counts.open, Ordering::Relaxed);
     }
 }
 
-impl<P: Points> Search<'_, P> {
+impl<P: Space> Context<'_, P> {
     /// The core rows.
     pub fn core_in_pairs(&self, weights: &Weights) -> Result<Core> {
         let tiles = self.tree.rows().div_ceil(LANES);
-        let _reserved = self.job.reserve("neighbour counts", tiles * size_of::<Shared>())?;
+        let _reserved = self.job.reserve("neighbour counts", tiles * size_of::<SharedCounts>())?;
         let shared = |tile| {
             let (node, rows) = (self.around(tile).0, self.tree.lanes(tile));
-            Shared { node, open: rows.into(), counts: Mutex::new(Counts::of(rows)) }
+            SharedCounts { node, open: rows.into(), counts: Mutex::new(NeighborCounts::of(rows)) }
         };
         let all: Vec<_> = (0..tiles).map(shared).collect();
         (0..tiles).into_par_iter().try_for_each(|a| {
-            let mut pairs = Pairs::default();
+            let mut pairs = PairCounts::default();
             (a..tiles)
                 .try_for_each(|b| self.count_pair((&all[a], &all[b]), weights, &mut pairs))?;
             self.account(pairs);
@@ -60,9 +60,9 @@ impl<P: Points> Search<'_, P> {
     /// Compares two tiles, or one with itself.
     fn count_pair(
         &self,
-        (a, b): (&Shared, &Shared),
+        (a, b): (&SharedCounts, &SharedCounts),
         weights: &Weights,
-        pairs: &mut Pairs,
+        pairs: &mut PairCounts,
     ) -> Result<()> {
         let (own, other) = (a.node.tile(), b.node.tile());
         let open = a.open();
@@ -73,13 +73,13 @@ impl<P: Points> Search<'_, P> {
         }
         self.job.check()?;
         add(&self.counters.tested, 1);
-        if self.reach.is_apart(self.tree.bounds(a.node), self.tree.bounds(b.node)) {
+        if self.pruning.is_apart(self.tree.bounds(a.node), self.tree.bounds(b.node)) {
             add(&self.counters.pruned, 1);
             return Ok(());
         }
         let rows = if open_others == 0 { open } else { self.tree.lanes(own) };
         let others = if open == 0 { open_others } else { self.tree.lanes(other) };
-        let candidates = self.points.candidates((own, rows), (other, others));
+        let candidates = self.space.candidates((own, rows), (other, others));
         let mut near = [0; LANES];
         for lane in lanes_of(rows) {
             let wanted = if open >> lane & 1 == 1 { others } else { open_others };

@@ -4,29 +4,29 @@
 //! | module | job |
 //! |---|---|
 //! | `tree`, `tiles` | rows in an order, tiles, boxes |
-//! | `points`, `numbers`, `bits` | rows as coordinates, and in tiles |
-//! | `reach` | tests of boxes: apart, or within eps |
-//! | `near` | a row against a tile |
-//! | `values`, `products`, `sample`, `leading` | rows in many dimensions |
-//! | `count`, `count_pairs`, `link`, `attach` | the three steps |
-//! | `weights`, `union` | exact sums of weights; the union-find |
+//! | `space`, `real_space`, `bit_space` | rows as coordinates, and in tiles |
+//! | `box_pruning` | tests of boxes: apart, or within eps |
+//! | `tile_kernel` | a row against a tile |
+//! | `values`, `projected_filter`, `plan`, `principal_directions` | rows in many dimensions |
+//! | `context`, `count`, `count_pairs`, `connect`, `border` | the three steps, and their context |
+//! | `weights`, `union_find` | exact sums of weights; the union-find |
 
-mod attach;
-mod bits;
+mod bit_space;
+mod border;
+mod box_pruning;
+mod connect;
+mod context;
 mod count;
 mod count_pairs;
-mod leading;
-mod link;
-mod near;
-mod numbers;
-mod points;
-mod products;
-mod reach;
-mod sample;
-mod search;
+mod plan;
+mod principal_directions;
+mod projected_filter;
+mod real_space;
+mod space;
+mod tile_kernel;
 mod tiles;
 mod tree;
-mod union;
+mod union_find;
 mod values;
 mod weights;
 
@@ -34,18 +34,18 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use self::bits::Bits;
-use self::numbers::Numbers;
-use self::points::Points;
-use self::products::Products;
-use self::search::{Counters, Search};
+use self::bit_space::BitSpace;
+use self::context::{Context, Counters};
+use self::projected_filter::ProjectedFilter;
+use self::real_space::RealSpace;
+use self::space::Space;
 use self::tiles::LANES;
 use self::tree::Tree;
 use self::values::Values;
 use self::weights::Weights;
 use super::CpuDevice;
-use super::simd::lanes::Lanes;
 use super::simd::level::Level;
+use super::simd::simd_real::SimdReal;
 use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Work};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -114,48 +114,48 @@ fn group(
         ..*input
     };
     match rows.matrix().kind() {
-        ElementKind::Bits => components(Bits::new(&rows, input.within), &own, job),
+        ElementKind::Bits => components(BitSpace::new(&rows, input.within), &own, job),
         ElementKind::F32 => of_numbers::<f32>(&own, level, job),
         ElementKind::F64 => of_numbers::<f64>(&own, level, job),
         ElementKind::Sets => Err(Error::InvalidArgument("dbscan: rows are sets".to_string())),
     }
 }
 
-fn of_numbers<T: Lanes>(input: &DbscanInput<'_>, level: Level, job: &Job) -> Result<Components> {
+fn of_numbers<T: SimdReal>(input: &DbscanInput<'_>, level: Level, job: &Job) -> Result<Components> {
     job.enter(Phase::Prepare);
     let wrong_type = || Error::InvalidArgument("dbscan: rows of another type".to_string());
     let values = input.rows.reals::<T>().ok_or_else(wrong_type)?;
     let values = Values::new(values, input.rows.matrix().dim(), input.within, job)?;
-    match Products::try_new(values, level, job)? {
-        Ok(products) => components(products, input, job),
-        Err(values) => components(Numbers::new(values), input, job),
+    match ProjectedFilter::try_new(values, level, job)? {
+        Ok(filter) => components(filter, input, job),
+        Err(values) => components(RealSpace::new(values), input, job),
     }
 }
 
-fn components(mut points: impl Points, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
+fn components(mut space: impl Space, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
     job.enter(Phase::Prepare);
-    let tree = Tree::new(&points, job)?;
-    points.tile(&tree.order, job)?;
+    let tree = Tree::new(&space, job)?;
+    space.tile(&tree.order, job)?;
     let weights = Weights::new(input.weights, input.min_points, &tree.order, job)?;
-    let reach = points.reach();
+    let pruning = space.pruning();
     let tiles = tree.rows().div_ceil(LANES);
     // The union-find, the core rows known of nodes, and clusters by tiles and by rows.
     let per_row = 3 * size_of::<u32>();
     let per_tile = size_of::<u64>() + 4 * size_of::<u32>();
     let _reserved = job.reserve("clusters of rows", tree.rows() * per_row + tiles * per_tile)?;
     let counters = Counters::default();
-    let search = Search { points: &points, tree: &tree, reach, job, counters };
+    let context = Context { space: &space, tree: &tree, pruning, job, counters };
     job.enter(Phase::Count);
-    let core = search.core(&weights)?;
+    let core = context.core(&weights)?;
     job.enter(Phase::Link);
-    let sets = search.link(&core)?;
+    let sets = context.connect(&core)?;
     job.enter(Phase::Assign);
-    let first = search.attach(&core, &sets)?;
+    let first = context.assign_borders(&core, &sets)?;
     let mut is_core = vec![false; tree.rows()];
     for (position, row) in tree.order.iter().enumerate() {
         is_core[*row as usize] = core[position / LANES] >> (position % LANES) & 1 == 1;
     }
-    let Counters { tested, pruned, joined, pairs, rechecked } = search.counters;
+    let Counters { tested, pruned, joined, pairs, rechecked } = context.counters;
     let (pairs, rechecked) = (pairs.into_inner(), rechecked.into_inner());
     let work = Work { pairs, rechecked, ..Work::default() };
     let (tested, pruned) = (tested.into_inner(), pruned.into_inner());

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::points::Points;
+use super::space::Space;
 use super::tiles::{LANES, lowest};
-use crate::device::cpu::order::{self, Cut, near_each_other};
+use crate::device::cpu::spatial_order::{self, Bisection, order_by_bisection};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 
@@ -78,19 +78,20 @@ impl Tree {
     fn bytes(rows: usize, coordinates: usize) -> (usize, usize) {
         let nodes = 2 * rows.div_ceil(LANES);
         let kept = rows * size_of::<u32>() + nodes * 2 * coordinates * size_of::<f64>();
-        (kept, rows * order::BUILDING)
+        (kept, rows * spatial_order::BUILDING)
     }
 
     /// Orders rows, of which there is at least one.
-    pub fn new(points: &impl Points, job: &Job) -> Result<Self> {
-        let (rows, coordinates) = (points.rows(), points.coordinates());
+    pub fn new(space: &impl Space, job: &Job) -> Result<Self> {
+        let (rows, coordinates) = (space.rows(), space.coordinates());
         let (kept, building) = Self::bytes(rows, coordinates);
         let mut reserved = job.reserve("a tree of bounding boxes", kept + building)?;
-        let order = near_each_other(points, Cut { rows: LANES, left: |tiles| tiles / 2 }, job)?;
+        let order =
+            order_by_bisection(space, Bisection { rows: LANES, left: |tiles| tiles / 2 }, job)?;
         let root = Node::root(rows);
         reserved.shrink_to(kept);
         let mut boxes = vec![0.0; root.nodes() * 2 * coordinates];
-        bound(points, root, &order, &mut boxes, job)?;
+        bound(space, root, &order, &mut boxes, job)?;
         Ok(Self { order, boxes, coordinates, _reserved: reserved })
     }
 
@@ -129,15 +130,15 @@ impl Tree {
 
 /// Fills the boxes of a node and of all below it.
 fn bound(
-    points: &impl Points,
+    space: &impl Space,
     node: Node,
     order: &[u32],
     boxes: &mut [f64],
     job: &Job,
 ) -> Result<()> {
-    let width = 2 * points.coordinates();
+    let width = 2 * space.coordinates();
     let (own, below) = boxes.split_at_mut(width);
-    let (low, high) = own.split_at_mut(points.coordinates());
+    let (low, high) = own.split_at_mut(space.coordinates());
     let Some((left, right)) = node.children() else {
         job.check()?;
         low.fill(f64::INFINITY);
@@ -145,7 +146,7 @@ fn bound(
         let start = node.first * LANES;
         for row in &order[start..order.len().min(start + LANES)] {
             for (i, (low, high)) in low.iter_mut().zip(high.iter_mut()).enumerate() {
-                let x = points.coordinate(*row as usize, i);
+                let x = space.coordinate(*row as usize, i);
                 (*low, *high) = (low.min(x), high.max(x));
             }
         }
@@ -153,9 +154,9 @@ fn bound(
     };
     let (a, b) = below.split_at_mut(left.nodes() * width);
     let done = if node.is_small() {
-        (bound(points, left, order, a, job), bound(points, right, order, b, job))
+        (bound(space, left, order, a, job), bound(space, right, order, b, job))
     } else {
-        rayon::join(|| bound(points, left, order, a, job), || bound(points, right, order, b, job))
+        rayon::join(|| bound(space, left, order, a, job), || bound(space, right, order, b, job))
     };
     done.0.and(done.1)?;
     let (a, b) = (&a[..width], &b[..width]);

@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use crate::device::ClusterSums;
 use crate::device::contract::Moved;
-use crate::device::cpu::simd::chains::prefetch;
-use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::simd::ordered_sums::prefetch;
+use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::rows::Rows;
@@ -45,7 +45,7 @@ pub(in crate::device) fn move_rows(
     }
 }
 
-fn move_reals<T: Lanes>(
+fn move_reals<T: SimdReal>(
     values: &[T],
     dim: usize,
     weights: Option<&[f64]>,

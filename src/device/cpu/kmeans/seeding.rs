@@ -2,16 +2,18 @@
 //! candidates a step), on all cores.
 //!
 //! A candidate lowers the costs of few rows. Integer lower bounds on distances rule out nearly all other pairs (see
-//! [`Nearer`]); only the remaining pairs are computed.
+//! [`CostFilter`]); only the remaining pairs are computed.
 
 use rayon::prelude::*;
 
 use crate::device::contract::KMeansInput;
-use crate::device::cpu::rounded::nearer::{Near, Nearer, PANELS, Scratch, Vectors};
-use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::quantize::cost_filter::{
+    CostFilter, FilterScratch, FilterVectors, Hit, PANELS,
+};
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{ROWS, Starts};
-use crate::device::cpu::simd::transposed::{SIDE_BY_SIDE, Transposed};
+use crate::device::cpu::simd::panels::{InitialSums, ROWS};
+use crate::device::cpu::simd::simd_real::SimdReal;
+use crate::device::cpu::simd::soa::{SIDE_BY_SIDE, SoaRows};
 use crate::device::shares::{BLOCK, Shares, candidates};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
@@ -56,7 +58,7 @@ pub(in crate::device::cpu) fn plus_plus<T: Real>(
     Ok(chosen.iter().flat_map(|row| &values[*row as usize * dim..][..dim]).copied().collect())
 }
 
-fn choose<T: Lanes>(
+fn choose<T: SimdReal>(
     (rows, weights): (&Rows, Option<&[f64]>),
     of: (Metric, Level),
     k: usize,
@@ -64,7 +66,7 @@ fn choose<T: Lanes>(
     job: &Job,
 ) -> Result<Vec<u32>> {
     // Costs, starts, and the pairs that are kept.
-    let per_row = 2 * size_of::<T>() + KEPT * size_of::<Near>() / BLOCK;
+    let per_row = 2 * size_of::<T>() + KEPT * size_of::<Hit>() / BLOCK;
     let _reserved = job.reserve("the choice of first centroids", rows.len() * per_row)?;
     let shares = Shares::new(rows.len(), weights);
     let first = shares.draw_first(random.bits());
@@ -94,13 +96,13 @@ struct Seeding<'a, T> {
     /// The distance of every row from its nearest chosen row.
     costs: Vec<T>,
     /// The initial sums by which the method compares rows with their costs; empty if it computes every pair.
-    starts: Vec<Starts>,
+    starts: Vec<InitialSums>,
     method: Method<T>,
 }
 
 /// The method that finds the rows nearer to a candidate than to all chosen rows.
 enum Method<T> {
-    ByBounds(Box<Nearer>),
+    ByBounds(Box<CostFilter>),
     /// By computing every pair.
     EachPair(EachPair<T>),
 }
@@ -109,12 +111,12 @@ struct EachPair<T> {
     rows: Rows,
     metric: Metric,
     /// The blocks of rows, transposed, if there is memory for them.
-    transposed: Option<(Vec<Transposed<T>>, Reserved)>,
+    transposed: Option<(Vec<SoaRows<T>>, Reserved)>,
 }
 
 /// The pairs of a candidate and a row of a block that may lower the row's cost; `None` if there are more than
 /// [`KEPT`].
-type Kept = Option<Vec<Near>>;
+type BlockHits = Option<Vec<Hit>>;
 
 /// A candidate that lowers the cost of a row of a block, and the distance of the two.
 struct Lowered<T> {
@@ -123,7 +125,7 @@ struct Lowered<T> {
     distance: T,
 }
 
-impl<T: Lanes> Method<T> {
+impl<T: SimdReal> Method<T> {
     /// The method to begin with, and the number of rows that it chooses if another may be faster afterwards.
     fn new(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<(Self, Option<usize>)> {
         let dim = rows.matrix().dim();
@@ -150,29 +152,29 @@ impl<T: Lanes> Method<T> {
 
     /// `None` without memory, and for rows that quantisation does not suit.
     fn by_bounds(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<Option<Self>> {
-        match Nearer::try_new::<T>(rows, of, k, job) {
+        match CostFilter::try_new::<T>(rows, of, k, job) {
             Err(Error::HostMemory { .. }) => Ok(None),
-            nearer => Ok(nearer?.map(|nearer| Self::ByBounds(Box::new(nearer)))),
+            filter => Ok(filter?.map(|filter| Self::ByBounds(Box::new(filter)))),
         }
     }
 
     /// The initial sums of rows of these costs, one element for each panel; empty if every pair is computed.
-    fn starts(&self, costs: &[T]) -> Vec<Starts> {
+    fn starts(&self, costs: &[T]) -> Vec<InitialSums> {
         match self {
-            Self::ByBounds(nearer) => {
+            Self::ByBounds(filter) => {
                 let start = |panel: usize| {
                     let cost = |row: usize| costs.get(row).copied().unwrap_or(T::INFINITY);
-                    let row = |row: usize| nearer.start(row, cost(row));
-                    Starts(std::array::from_fn(|lane| row(panel * ROWS + lane)))
+                    let row = |row: usize| filter.start(row, cost(row));
+                    InitialSums(std::array::from_fn(|lane| row(panel * ROWS + lane)))
                 };
-                (0..nearer.starts().len()).into_par_iter().map(start).collect()
+                (0..filter.starts().len()).into_par_iter().map(start).collect()
             }
             Self::EachPair(_) => Vec::new(),
         }
     }
 }
 
-impl<T: Lanes> EachPair<T> {
+impl<T: SimdReal> EachPair<T> {
     fn new(rows: &Rows, metric: Metric) -> Self {
         Self { rows: rows.clone(), metric, transposed: None }
     }
@@ -185,7 +187,7 @@ impl<T: Lanes> EachPair<T> {
         self.transposed = match job.reserve("a transposed copy of the rows", room) {
             Ok(reserved) => {
                 let blocks = values.par_chunks(BLOCK * dim);
-                Some((blocks.map(|block| Transposed::new(block, dim)).collect(), reserved))
+                Some((blocks.map(|block| SoaRows::new(block, dim)).collect(), reserved))
             }
             Err(Error::HostMemory { .. }) => None,
             Err(error) => return Err(error),
@@ -194,16 +196,11 @@ impl<T: Lanes> EachPair<T> {
     }
 
     /// Passes a block of this many rows to `with`, dimension by dimension.
-    fn with_block<R>(
-        &self,
-        block: usize,
-        rows: usize,
-        with: impl FnOnce(&Transposed<T>) -> R,
-    ) -> R {
+    fn with_block<R>(&self, block: usize, rows: usize, with: impl FnOnce(&SoaRows<T>) -> R) -> R {
         let (values, dim) = (self.rows.reals::<T>().unwrap_or_default(), self.rows.matrix().dim());
         match &self.transposed {
             Some((all, _)) => with(&all[block]),
-            None => with(&Transposed::new(&values[block * BLOCK * dim..][..rows * dim], dim)),
+            None => with(&SoaRows::new(&values[block * BLOCK * dim..][..rows * dim], dim)),
         }
     }
 
@@ -219,7 +216,7 @@ impl<T: Lanes> EachPair<T> {
         (block, costs): (usize, &[T]),
         candidates: &[u32],
     ) -> Vec<u64> {
-        let left = |rows: &Transposed<T>, candidate: &u32| {
+        let left = |rows: &SoaRows<T>, candidate: &u32| {
             let mut left = 0u64;
             rows.distances(
                 self.metric,
@@ -237,7 +234,7 @@ impl<T: Lanes> EachPair<T> {
             );
             shares.totals[block] - left
         };
-        let all = |rows: &Transposed<T>| candidates.iter().map(|one| left(rows, one)).collect();
+        let all = |rows: &SoaRows<T>| candidates.iter().map(|one| left(rows, one)).collect();
         self.with_block(block, costs.len(), all)
     }
 
@@ -262,7 +259,7 @@ impl<T: Lanes> EachPair<T> {
     }
 }
 
-impl<'a, T: Lanes> Seeding<'a, T> {
+impl<'a, T: SimdReal> Seeding<'a, T> {
     /// Begins with `first` as the only chosen row.
     fn begin(
         shares: Shares<'a>,
@@ -308,9 +305,9 @@ impl<'a, T: Lanes> Seeding<'a, T> {
 
     /// Position of the drawn row that lowers the sum of all shares most, the first in case of a tie; and the pairs
     /// that were kept of each block.
-    fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<Kept>)> {
-        let nearer = match &self.method {
-            Method::ByBounds(nearer) => nearer,
+    fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<BlockHits>)> {
+        let filter = match &self.method {
+            Method::ByBounds(filter) => filter,
             Method::EachPair(pairs) => {
                 let blocks = self.costs.par_chunks(BLOCK).enumerate();
                 let gains = blocks.map(|block| {
@@ -324,13 +321,13 @@ impl<'a, T: Lanes> Seeding<'a, T> {
                 return Ok((first_largest(&all), Vec::new()));
             }
         };
-        let vectors = nearer.vectors(drawn);
-        let in_block = |scratch: &mut Scratch, (block, costs): (usize, &[T])| {
+        let vectors = filter.vectors(drawn);
+        let in_block = |scratch: &mut FilterScratch, (block, costs): (usize, &[T])| {
             job.check()?;
             let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
             let mut gains = vec![[0u64; 2]; drawn.len()];
             let (mut kept, mut fits) = (Vec::new(), true);
-            nearer.in_block((block, starts, costs), &vectors, scratch, |near| {
+            filter.in_block((block, starts, costs), &vectors, scratch, |near| {
                 let (row, cost) = (near.row as usize, costs[near.row as usize].to_f64());
                 let share = |cost: f64| self.shares.of(block * BLOCK + row, cost);
                 let [least, most] = &mut gains[near.vector as usize];
@@ -344,7 +341,8 @@ impl<'a, T: Lanes> Seeding<'a, T> {
             Ok((gains, fits.then_some(kept)))
         };
         let blocks = self.costs.par_chunks(BLOCK).enumerate();
-        let found = blocks.map_init(Scratch::default, in_block).collect::<Result<Vec<_>>>()?;
+        let found =
+            blocks.map_init(FilterScratch::default, in_block).collect::<Result<Vec<_>>>()?;
         let (gains, kept): (Vec<Vec<[u64; 2]>>, Vec<_>) = found.into_iter().unzip();
         let sum = |i: usize, of: usize| gains.iter().map(|block| u128::from(block[i][of])).sum();
         let [least, most]: [Vec<u128>; 2] =
@@ -354,39 +352,47 @@ impl<'a, T: Lanes> Seeding<'a, T> {
         if (0..drawn.len()).all(|i| i == best || !rivals(i)) {
             return Ok((best, kept));
         }
-        let gains = self.gains((nearer, &vectors), &kept, rivals, job)?;
+        let gains = self.gains((filter, &vectors), &kept, rivals, job)?;
         Ok((first_largest(&gains), kept))
     }
 
     /// The amount by which each candidate for which `of` holds lowers the sum of all shares; 0 for the rest.
     fn gains(
         &self,
-        (nearer, vectors): (&Nearer, &Vectors<T>),
-        kept: &[Kept],
+        (filter, vectors): (&CostFilter, &FilterVectors<T>),
+        kept: &[BlockHits],
         of: impl Fn(usize) -> bool + Sync,
         job: &Job,
     ) -> Result<Vec<u128>> {
-        let in_block = |scratch: &mut Scratch, (block, (costs, kept)): (usize, (&[T], &Kept))| {
-            job.check()?;
-            let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
-            let at = (block, starts, costs);
-            let mut gains = vec![0u64; vectors.len()];
-            let lowered = lowered((nearer, vectors), at, kept.as_deref(), &of, scratch);
-            for Lowered { candidate, row, distance } in lowered {
-                let share = |cost: T| self.shares.of(block * BLOCK + row as usize, cost.to_f64());
-                gains[candidate as usize] += share(costs[row as usize]) - share(distance);
-            }
-            Ok(gains)
-        };
+        let in_block =
+            |scratch: &mut FilterScratch, (block, (costs, kept)): (usize, (&[T], &BlockHits))| {
+                job.check()?;
+                let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
+                let at = (block, starts, costs);
+                let mut gains = vec![0u64; vectors.len()];
+                let lowered = lowered((filter, vectors), at, kept.as_deref(), &of, scratch);
+                for Lowered { candidate, row, distance } in lowered {
+                    let share =
+                        |cost: T| self.shares.of(block * BLOCK + row as usize, cost.to_f64());
+                    gains[candidate as usize] += share(costs[row as usize]) - share(distance);
+                }
+                Ok(gains)
+            };
         let blocks = self.costs.par_chunks(BLOCK).zip(kept).enumerate();
-        let gains = blocks.map_init(Scratch::default, in_block).collect::<Result<Vec<_>>>()?;
+        let gains =
+            blocks.map_init(FilterScratch::default, in_block).collect::<Result<Vec<_>>>()?;
         let sum = |i: usize| gains.iter().map(|block| u128::from(block[i])).sum();
         Ok((0..vectors.len()).map(sum).collect())
     }
 
     /// Lowers costs by a chosen row. `found` is its position among the candidates and the pairs kept of them, if it
     /// was one.
-    fn lower(&mut self, chosen: u32, found: Option<(usize, Vec<Kept>)>, job: &Job) -> Result<()> {
+    fn lower(
+        &mut self,
+        chosen: u32,
+        found: Option<(usize, Vec<BlockHits>)>,
+        job: &Job,
+    ) -> Result<()> {
         let Self { shares, costs, starts, method, .. } = self;
         let mut totals = std::mem::take(&mut shares.totals);
         match method {
@@ -398,37 +404,38 @@ impl<'a, T: Lanes> Seeding<'a, T> {
                     Ok::<_, Error>(())
                 })?;
             }
-            Method::ByBounds(nearer) => {
+            Method::ByBounds(filter) => {
                 let (number, mut kept) = found.unwrap_or_default();
                 kept.resize_with(totals.len(), || None);
-                let alone = nearer.vectors(&[chosen]);
+                let alone = filter.vectors(&[chosen]);
                 let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK));
                 let blocks = blocks.zip(starts.par_chunks_mut(PANELS)).zip(kept).enumerate();
-                let lower = |scratch: &mut Scratch, (block, (((total, costs), starts), kept))| {
-                    job.check()?;
-                    let (total, costs, starts): (&mut u64, &mut [T], &mut [Starts]) =
-                        (total, costs, starts);
-                    let kept: Kept = kept;
-                    let of_chosen = kept.map(|mut kept| {
-                        kept.retain(|near| near.vector as usize == number);
-                        kept.iter_mut().for_each(|near| near.vector = 0);
-                        kept
-                    });
-                    let at = (block, &*starts, &*costs);
-                    let of = (&**nearer, &alone);
-                    for Lowered { row, distance, .. } in
-                        lowered(of, at, of_chosen.as_deref(), |_| true, scratch)
-                    {
-                        let (row, at) = (row as usize, block * BLOCK + row as usize);
-                        let share = |cost: T| shares.of(at, cost.to_f64());
-                        // Wraps for the first row, whose costs were infinite; the scale that follows sums anew.
-                        *total = total.wrapping_sub(share(costs[row]) - share(distance));
-                        costs[row] = distance;
-                        starts[row / ROWS].0[row % ROWS] = nearer.start(at, distance);
-                    }
-                    Ok::<_, Error>(())
-                };
-                blocks.try_for_each_init(Scratch::default, lower)?;
+                let lower =
+                    |scratch: &mut FilterScratch, (block, (((total, costs), starts), kept))| {
+                        job.check()?;
+                        let (total, costs, starts): (&mut u64, &mut [T], &mut [InitialSums]) =
+                            (total, costs, starts);
+                        let kept: BlockHits = kept;
+                        let of_chosen = kept.map(|mut kept| {
+                            kept.retain(|near| near.vector as usize == number);
+                            kept.iter_mut().for_each(|near| near.vector = 0);
+                            kept
+                        });
+                        let at = (block, &*starts, &*costs);
+                        let of = (&**filter, &alone);
+                        for Lowered { row, distance, .. } in
+                            lowered(of, at, of_chosen.as_deref(), |_| true, scratch)
+                        {
+                            let (row, at) = (row as usize, block * BLOCK + row as usize);
+                            let share = |cost: T| shares.of(at, cost.to_f64());
+                            // Wraps for the first row, whose costs were infinite; the scale that follows sums anew.
+                            *total = total.wrapping_sub(share(costs[row]) - share(distance));
+                            costs[row] = distance;
+                            starts[row / ROWS].0[row % ROWS] = filter.start(at, distance);
+                        }
+                        Ok::<_, Error>(())
+                    };
+                blocks.try_for_each_init(FilterScratch::default, lower)?;
             }
         }
         shares.totals = totals;
@@ -438,16 +445,16 @@ impl<'a, T: Lanes> Seeding<'a, T> {
 
 /// The pairs of a vector for which `of` holds and a row of the block whose distance is below the row's cost: among
 /// the pairs that were kept, or all pairs if `kept` is `None`.
-fn lowered<T: Lanes>(
-    (nearer, vectors): (&Nearer, &Vectors<T>),
-    (block, starts, costs): (usize, &[Starts], &[T]),
-    kept: Option<&[Near]>,
+fn lowered<T: SimdReal>(
+    (filter, vectors): (&CostFilter, &FilterVectors<T>),
+    (block, starts, costs): (usize, &[InitialSums], &[T]),
+    kept: Option<&[Hit]>,
     of: impl Fn(usize) -> bool,
-    scratch: &mut Scratch,
+    scratch: &mut FilterScratch,
 ) -> Vec<Lowered<T>> {
     let (mut found, mut open) = (Vec::new(), Vec::new());
-    let mut take = |near: Near| {
-        let Near { vector: candidate, row, least, most } = near;
+    let mut take = |near: Hit| {
+        let Hit { vector: candidate, row, least, most } = near;
         if of(candidate as usize) {
             match least < most {
                 true => open.push((candidate, row)),
@@ -457,9 +464,9 @@ fn lowered<T: Lanes>(
     };
     match kept {
         Some(kept) => kept.iter().copied().for_each(take),
-        None => nearer.in_block((block, starts, costs), vectors, scratch, &mut take),
+        None => filter.in_block((block, starts, costs), vectors, scratch, &mut take),
     }
-    nearer.compute(
+    filter.compute(
         (block, costs),
         vectors,
         open.into_iter(),

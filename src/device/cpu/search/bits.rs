@@ -3,9 +3,9 @@
 use pulp::{Simd, WithSimd};
 
 use super::sink::{Neighbor, Sink};
-use super::traversal::{Arithmetic, Block, Visit};
+use super::traversal::{Arithmetic, QueryBlock, Visit};
 use crate::device::contract::Work;
-use crate::device::cpu::places::Places;
+use crate::device::cpu::row_permutation::RowPermutation;
 use crate::error::Result;
 use crate::rows::Rows;
 
@@ -14,22 +14,22 @@ const STEP_BYTES: usize = 24 * 1024;
 
 /// Base rows of bits.
 #[derive(Debug)]
-pub(super) struct Bits(pub Rows);
+pub(super) struct BitRows(pub Rows);
 
-impl Bits {
+impl BitRows {
     fn rows_per_step(&self) -> usize {
         (STEP_BYTES / (self.0.matrix().width() * 8).max(1)).max(1)
     }
 }
 
-impl Arithmetic<f32> for Bits {
-    fn places(&self) -> Places {
-        Places::as_given(self.0.len())
+impl Arithmetic<f32> for BitRows {
+    fn places(&self) -> RowPermutation {
+        RowPermutation::identity(self.0.len())
     }
 
     fn scan<K: Sink<f32>>(
         &self,
-        queries: &Block<'_, f32>,
+        queries: &QueryBlock<'_, f32>,
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
@@ -41,7 +41,7 @@ impl Arithmetic<f32> for Bits {
             pairs += (all.len() * sinks.len()) as u64;
             for start in all.clone().step_by(self.rows_per_step()) {
                 let rows = start..all.end.min(start + self.rows_per_step());
-                arch.dispatch(Count { base: self, rows, queries, visit, sinks });
+                arch.dispatch(BitDistances { base: self, rows, queries, visit, sinks });
             }
         }
         Ok(Work { pairs, ..Work::default() })
@@ -49,15 +49,15 @@ impl Arithmetic<f32> for Bits {
 }
 
 /// All queries of a task with some base rows.
-struct Count<'a, K> {
-    base: &'a Bits,
+struct BitDistances<'a, K> {
+    base: &'a BitRows,
     rows: std::ops::Range<usize>,
-    queries: &'a Block<'a, f32>,
+    queries: &'a QueryBlock<'a, f32>,
     visit: &'a Visit<'a>,
     sinks: &'a mut [K],
 }
 
-impl<K: Sink<f32>> WithSimd for Count<'_, K> {
+impl<K: Sink<f32>> WithSimd for BitDistances<'_, K> {
     type Output = ();
 
     #[inline(always)]

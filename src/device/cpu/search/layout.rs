@@ -3,17 +3,17 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::bits::Bits;
-use super::boxes::{self, Boxes};
-use super::panels::Panels;
-use super::sets::Tokens;
+use super::bbox_tree::{self, BboxTree};
+use super::bits::BitRows;
+use super::direct::DirectPanels;
+use super::inverted_index::InvertedIndex;
 use super::sink::Sink;
-use super::traversal::{self, Arithmetic, Block, Call, TASK_QUERIES, Visit};
+use super::traversal::{self, Arithmetic, Call, QueryBlock, TASK_QUERIES, Visit};
 use crate::device::contract::Work;
-use crate::device::cpu::places::Places;
-use crate::device::cpu::rounded::base::{Form, Quantised, Sampled};
-use crate::device::cpu::simd::lanes::Lanes;
+use crate::device::cpu::quantize::base::{CodeForm, QuantizedBase, Sampled};
+use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::metric::Metric;
@@ -21,19 +21,19 @@ use crate::parallel::on_other_threads;
 use crate::rows::Rows;
 
 /// The forms of codes, the fastest first.
-const FORMS: [Form; 3] = [Form::Eight, Form::Coarse, Form::Sixteen];
+const CODE_FORMS: [CodeForm; 3] = [CodeForm::Eight, CodeForm::Prefiltered, CodeForm::Sixteen];
 
 /// Base rows in the layout that suits their dimension and metric.
 #[derive(Debug)]
 pub(super) enum BaseLayout {
     F32(Layout<f32>),
     F64(Layout<f64>),
-    Bits(Bits),
-    Sets(Tokens),
+    Bits(BitRows),
+    Sets(InvertedIndex),
 }
 
 impl BaseLayout {
-    /// Lays rows out for searches of `k` neighbours, within the job's budget; see [`Quantised::try_new`].
+    /// Lays rows out for searches of `k` neighbours, within the job's budget; see [`QuantizedBase::try_new`].
     pub fn new(
         rows: &Rows,
         (metric, level, k): (Metric, Level, Option<usize>),
@@ -41,13 +41,13 @@ impl BaseLayout {
     ) -> Result<Self> {
         let of = (metric, level, k);
         Ok(if rows.reals::<f32>().is_some() {
-            Self::F32(Layout::new(rows, of, &FORMS, job)?)
+            Self::F32(Layout::new(rows, of, &CODE_FORMS, job)?)
         } else if rows.reals::<f64>().is_some() {
-            Self::F64(Layout::new(rows, of, &FORMS, job)?)
+            Self::F64(Layout::new(rows, of, &CODE_FORMS, job)?)
         } else if rows.sets().is_some() {
-            Self::Sets(Tokens::new(rows, job)?)
+            Self::Sets(InvertedIndex::new(rows, job)?)
         } else {
-            Self::Bits(Bits(rows.clone()))
+            Self::Bits(BitRows(rows.clone()))
         })
     }
 }
@@ -60,9 +60,9 @@ pub(super) struct Layout<T> {
     level: Level,
     /// Neighbours of a query, if layouts may depend on them.
     k: Option<usize>,
-    layouts: [OnceLock<Made<T>>; 4],
+    layouts: [OnceLock<RealLayout<T>>; 4],
     /// The tree of boxes, for rows of few dimensions after enough queries.
-    boxes: Mutex<InBoxes<T>>,
+    bbox_tree: Mutex<BboxTreeState<T>>,
     /// The number of queries up to now.
     queries: AtomicUsize,
     making: Mutex<()>,
@@ -70,26 +70,26 @@ pub(super) struct Layout<T> {
 
 /// The state of the tree of boxes.
 #[derive(Debug)]
-enum InBoxes<T> {
+enum BboxTreeState<T> {
     NotYet,
-    Made(Arc<Boxes<T>>),
+    Built(Arc<BboxTree<T>>),
     /// There was no memory, or queries visited too many rows.
     Refused,
 }
 
 /// A layout of rows of numbers.
 #[derive(Debug)]
-enum Made<T> {
-    Quantised(Box<Quantised>),
-    Panels(Panels<T>),
+enum RealLayout<T> {
+    Quantized(Box<QuantizedBase>),
+    Direct(DirectPanels<T>),
 }
 
-impl<T: Lanes> Layout<T> {
+impl<T: SimdReal> Layout<T> {
     /// Makes the first of these forms that suits, or panels.
     fn new(
         rows: &Rows,
         (metric, level, k): (Metric, Level, Option<usize>),
-        forms: &[Form],
+        forms: &[CodeForm],
         job: &Job,
     ) -> Result<Self> {
         let layouts = std::array::from_fn(|_| OnceLock::new());
@@ -99,7 +99,7 @@ impl<T: Lanes> Layout<T> {
             level,
             k,
             layouts,
-            boxes: Mutex::new(InBoxes::NotYet),
+            bbox_tree: Mutex::new(BboxTreeState::NotYet),
             queries: AtomicUsize::new(0),
             making: Mutex::default(),
         };
@@ -109,25 +109,25 @@ impl<T: Lanes> Layout<T> {
     }
 
     /// The first of these forms that suits, or panels.
-    fn make(&self, forms: &[Form], job: &Job) -> Result<Made<T>> {
+    fn make(&self, forms: &[CodeForm], job: &Job) -> Result<RealLayout<T>> {
         let values = self.rows.reals().unwrap_or_default();
         let dim = self.rows.matrix().dim().max(1);
         if !forms.is_empty() {
             let sampled = Sampled::new(values, dim, job)?;
             for form in forms {
                 let of = (self.metric, self.level, *form, self.k);
-                match Quantised::try_new((&self.rows, self.places()), &sampled, of, job) {
+                match QuantizedBase::try_new((&self.rows, self.places()), &sampled, of, job) {
                     // The next form is smaller.
-                    Err(Error::HostMemory { .. }) if *form == Form::Coarse => {}
+                    Err(Error::HostMemory { .. }) if *form == CodeForm::Prefiltered => {}
                     made => {
-                        if let Some(quantised) = made? {
-                            return Ok(Made::Quantised(Box::new(quantised)));
+                        if let Some(quantized) = made? {
+                            return Ok(RealLayout::Quantized(Box::new(quantized)));
                         }
                     }
                 }
             }
         }
-        Ok(Made::Panels(Panels::new(dim, self.places(), values, job)?))
+        Ok(RealLayout::Direct(DirectPanels::new(dim, self.places(), values, job)?))
     }
 
     /// Compares all queries with the base: by boxes where they prune most rows, otherwise block by block.
@@ -137,49 +137,53 @@ impl<T: Lanes> Layout<T> {
         call: &Call<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
-        if let (Some((boxes, is_new)), Some(values)) =
-            (self.boxes(sinks.len(), call)?, queries.reals())
+        if let (Some((bbox_tree, is_new)), Some(values)) =
+            (self.bbox_tree(sinks.len(), call)?, queries.reals())
         {
-            let is_asked = is_new || Boxes::<T>::is_worth_a_sample(sinks.len());
-            if !is_asked || boxes.suits(values, sinks, (call, self.level))? {
-                return boxes.search(values, sinks, (call, self.level));
+            let is_asked = is_new || BboxTree::<T>::is_worth_a_sample(sinks.len());
+            if !is_asked || bbox_tree.suits(values, sinks, (call, self.level))? {
+                return bbox_tree.search(values, sinks, (call, self.level));
             }
-            *self.boxes.lock().unwrap_or_else(PoisonError::into_inner) = InBoxes::Refused;
+            *self.bbox_tree.lock().unwrap_or_else(PoisonError::into_inner) = BboxTreeState::Refused;
         }
         traversal::run(self, queries, call, sinks)
     }
 
     /// The tree of boxes, if it may pay for this many more queries, and whether it is new.
-    fn boxes(&self, queries: usize, call: &Call<'_>) -> Result<Option<(Arc<Boxes<T>>, bool)>> {
+    fn bbox_tree(
+        &self,
+        queries: usize,
+        call: &Call<'_>,
+    ) -> Result<Option<(Arc<BboxTree<T>>, bool)>> {
         let before = self.queries.fetch_add(queries, Ordering::Relaxed);
-        let get = || match &*self.boxes.lock().unwrap_or_else(PoisonError::into_inner) {
-            InBoxes::NotYet => Ok(None),
-            InBoxes::Made(boxes) => Ok(Some(boxes.clone())),
-            InBoxes::Refused => Err(()),
+        let get = || match &*self.bbox_tree.lock().unwrap_or_else(PoisonError::into_inner) {
+            BboxTreeState::NotYet => Ok(None),
+            BboxTreeState::Built(bbox_tree) => Ok(Some(bbox_tree.clone())),
+            BboxTreeState::Refused => Err(()),
         };
         let Ok(made) = get() else { return Ok(None) };
-        if made.is_some() || !boxes::may_pay(&self.rows, call, before + queries) {
-            return Ok(made.map(|boxes| (boxes, false)));
+        if made.is_some() || !bbox_tree::may_pay(&self.rows, call, before + queries) {
+            return Ok(made.map(|bbox_tree| (bbox_tree, false)));
         }
         // Does not wait for a thread that makes it.
         let Ok(_only) = self.making.try_lock() else { return Ok(None) };
-        if let Ok(Some(boxes)) = get() {
-            return Ok(Some((boxes, false)));
+        if let Ok(Some(bbox_tree)) = get() {
+            return Ok(Some((bbox_tree, false)));
         }
         let values = self.rows.reals().unwrap_or_default();
-        let made = match Boxes::new(&self.rows, values, call.job) {
+        let made = match BboxTree::new(&self.rows, values, call.job) {
             Err(Error::HostMemory { .. }) => None,
             made => Some(Arc::new(made?)),
         };
-        let state = made.clone().map_or(InBoxes::Refused, InBoxes::Made);
-        *self.boxes.lock().unwrap_or_else(PoisonError::into_inner) = state;
-        Ok(made.map(|boxes| (boxes, true)))
+        let state = made.clone().map_or(BboxTreeState::Refused, BboxTreeState::Built);
+        *self.bbox_tree.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        Ok(made.map(|bbox_tree| (bbox_tree, true)))
     }
 
     /// Whether the layout with this number exists, for rows that do not suit the form `before`. Makes it if it may
     /// and there is memory, on other threads: a thread of this pool would take up another task while it waits. Does
     /// not wait for a thread that makes it.
-    fn has(&self, number: usize, before: Form, may_make: bool, job: &Job) -> Result<bool> {
+    fn has(&self, number: usize, before: CodeForm, may_make: bool, job: &Job) -> Result<bool> {
         let layout = &self.layouts[number];
         if layout.get().is_some() || !may_make {
             return Ok(layout.get().is_some());
@@ -188,8 +192,9 @@ impl<T: Lanes> Layout<T> {
         if layout.get().is_some() {
             return Ok(true);
         }
-        let next = FORMS.iter().position(|form| *form == before).map_or(FORMS.len(), |i| i + 1);
-        match on_other_threads(|| self.make(&FORMS[next..], job)) {
+        let next =
+            CODE_FORMS.iter().position(|form| *form == before).map_or(CODE_FORMS.len(), |i| i + 1);
+        match on_other_threads(|| self.make(&CODE_FORMS[next..], job)) {
             Ok(made) => Ok(layout.set(made).is_ok()),
             Err(Error::HostMemory { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -197,29 +202,29 @@ impl<T: Lanes> Layout<T> {
     }
 }
 
-impl<T: Lanes> Arithmetic<T> for Layout<T> {
-    fn places(&self) -> Places {
-        Places::far_apart(self.rows.len())
+impl<T: SimdReal> Arithmetic<T> for Layout<T> {
+    fn places(&self) -> RowPermutation {
+        RowPermutation::strided(self.rows.len())
     }
 
     fn most_queries(&self) -> usize {
         let made = self.layouts.iter().filter_map(OnceLock::get).last();
         match made {
-            Some(Made::Quantised(base)) => base.most_queries(),
-            Some(Made::Panels(_)) | None => TASK_QUERIES,
+            Some(RealLayout::Quantized(base)) => base.most_queries(),
+            Some(RealLayout::Direct(_)) | None => TASK_QUERIES,
         }
     }
 
     fn scan<K: Sink<T>>(
         &self,
-        queries: &Block<'_, T>,
+        queries: &QueryBlock<'_, T>,
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
         let (mut all, mut visit) = (Work::default(), visit.clone());
         for (number, layout) in self.layouts.iter().enumerate() {
             match layout.get() {
-                Some(Made::Quantised(base)) => {
+                Some(RealLayout::Quantized(base)) => {
                     let form = base.form();
                     let next = |may_make| self.has(number + 1, form, may_make, visit.job);
                     let (work, left) = base.scan(queries, &visit, sinks, &next)?;
@@ -227,7 +232,7 @@ impl<T: Lanes> Arithmetic<T> for Layout<T> {
                     let Some(left) = left else { break };
                     visit = left;
                 }
-                Some(Made::Panels(base)) => {
+                Some(RealLayout::Direct(base)) => {
                     all += base.scan(queries, &visit, sinks)?;
                     break;
                 }
@@ -242,18 +247,18 @@ impl<T: Lanes> Arithmetic<T> for Layout<T> {
 mod tests {
     use super::*;
     use crate::device::contract::Pairing;
-    use crate::device::cpu::search::sink::{Neighbor, Selection};
+    use crate::device::cpu::search::sink::{Neighbor, TopK};
     use crate::matrix::{Elements, Matrix};
     use crate::random::Random;
 
     /// Another sink than the k nearest: all rows up to a distance.
     #[derive(Debug, Clone)]
-    struct Within {
+    struct WithinReach {
         reach: f32,
         rows: Vec<u32>,
     }
 
-    impl Sink<f32> for Within {
+    impl Sink<f32> for WithinReach {
         fn reach(&self) -> f32 {
             self.reach
         }
@@ -297,8 +302,8 @@ mod tests {
                 Level::all().into_iter().flat_map(|level| [0, 1, 2, 3].map(|first| (level, first)))
             {
                 let of = (metric, level, None);
-                let layout = Layout::new(&base, of, &FORMS[first..], &job).unwrap();
-                let mut found = vec![Within { reach, rows: Vec::new() }; queries.len()];
+                let layout = Layout::new(&base, of, &CODE_FORMS[first..], &job).unwrap();
+                let mut found = vec![WithinReach { reach, rows: Vec::new() }; queries.len()];
                 traversal::run(&layout, &queries, &call, &mut found).unwrap();
                 for (q, mut sink) in found.into_iter().enumerate() {
                     let sum = |row: usize| {
@@ -330,7 +335,7 @@ mod tests {
     #[test]
     fn queries_whose_guesses_are_wrong_search_again() {
         let (count, dim, queries) = (64 * 70 - 5, 48, 40);
-        let places = Places::far_apart(count);
+        let places = RowPermutation::strided(count);
         let first_panels: Vec<_> = (0..3 * 64).map(|place| places.row(place)).collect();
         let mut random = Random::new(7);
         // The nearest rows lie in the first panels, where hardly any guess is right; or few of them do, and all
@@ -356,16 +361,16 @@ mod tests {
             for (level, k) in Level::all().into_iter().flat_map(|level| [(level, 50), (level, 150)])
             {
                 let wanted = nearest(&values, (queries, dim, k));
-                for forms in [&FORMS[..], &FORMS[1..], &FORMS[2..]] {
+                for forms in [&CODE_FORMS[..], &CODE_FORMS[1..], &CODE_FORMS[2..]] {
                     let layout = Layout::new(&base, (metric, level, None), forms, &job).unwrap();
-                    let mut found = vec![Selection::new(k, metric); queries];
+                    let mut found = vec![TopK::new(k, metric); queries];
                     traversal::run(&layout, &base.slice(0..queries), &call, &mut found).unwrap();
                     for (list, wanted) in found.into_iter().zip(&wanted) {
                         let list = list.into_sorted().into_iter();
                         let list: Vec<_> = list.map(|one| (one.distance, one.row)).collect();
                         assert_eq!(&list, wanted, "k {k}, {level:?}");
                     }
-                    let Some(Made::Quantised(made)) = layout.layouts[0].get() else {
+                    let Some(RealLayout::Quantized(made)) = layout.layouts[0].get() else {
                         panic!("whole numbers suit these rows");
                     };
                     assert_eq!(made.guesses.wrong() > 0, near_first, "k {k}, {level:?}");

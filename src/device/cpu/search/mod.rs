@@ -3,19 +3,21 @@
 //! | module | job |
 //! |---|---|
 //! | `traversal` | which pairs, in which order, on which threads |
-//! | `layout` | base rows and their arithmetic: `quantised` (codes bound sums), `panels`, `bits`, `sets` |
-//! | `boxes` | a tree of bounding boxes for base rows of few dimensions |
+//! | `layout` | base rows and their arithmetic: `quantized`, `direct`, `bits`, `inverted_index` |
+//! | `quantized`, `direct` | rows of numbers: codes bound sums, or direct differences |
+//! | `bits`, `inverted_index` | rows of bits, and sets |
+//! | `bbox_tree` | a tree of bounding boxes for base rows of few dimensions |
 //! | `sink` | the top-k list of a query |
-//! | `nearest`, `among` | shapes of their own: few base rows, chosen pairs |
+//! | `argmin_small`, `gather` | shapes of their own: few base rows, chosen pairs |
 
-mod among;
+mod argmin_small;
+mod bbox_tree;
 mod bits;
-mod boxes;
+mod direct;
+mod gather;
+mod inverted_index;
 mod layout;
-mod nearest;
-mod panels;
-mod quantised;
-mod sets;
+mod quantized;
 mod sink;
 mod traversal;
 
@@ -24,11 +26,11 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use self::layout::BaseLayout;
-use self::sink::{Neighbor, Selection};
+use self::sink::{Neighbor, TopK};
 use self::traversal::Call;
 use super::CpuDevice;
-use super::simd::lanes::Lanes;
 use super::simd::level::Level;
+use super::simd::simd_real::SimdReal;
 use crate::device::contract::{
     Candidates, Capacity, Distances, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice,
     Shape, Work,
@@ -52,23 +54,23 @@ pub struct CpuRows {
     metric: Metric,
     level: Level,
     /// See [`CpuDevice`].
-    always_looks: bool,
+    force_prefilter: bool,
     base: OnceLock<BaseLayout>,
 }
 
 /// One list per query.
 #[derive(Debug)]
 pub struct CpuLists {
-    lists: Lists,
+    lists: TopKLists,
     /// Neighbours of each query, if lists may be shorter.
     per_query: Option<usize>,
     work: Work,
 }
 
 #[derive(Debug)]
-enum Lists {
-    F32(Vec<Selection<f32>>),
-    F64(Vec<Selection<f64>>),
+enum TopKLists {
+    F32(Vec<TopK<f32>>),
+    F64(Vec<TopK<f64>>),
 }
 
 impl CpuRows {
@@ -77,7 +79,7 @@ impl CpuRows {
         if let Some(base) = self.base.get() {
             return Ok(base);
         }
-        let k = (!self.always_looks).then_some(k);
+        let k = (!self.force_prefilter).then_some(k);
         let base = BaseLayout::new(&self.rows, (self.metric, self.level, k), job)?;
         Ok(self.base.get_or_init(|| base))
     }
@@ -89,7 +91,7 @@ impl SearchDevice for CpuDevice {
 
     fn capacity(&self, shape: &Shape) -> Capacity {
         // The nearest of few rows in few dimensions is found without lists.
-        let needs_lists = shape.k > 1 || !nearest::is_small(shape.dim, shape.base);
+        let needs_lists = shape.k > 1 || !argmin_small::is_small(shape.dim, shape.base);
         let least = LEAST_QUERIES * rayon::current_num_threads();
         let queries = match needs_lists {
             true => (BLOCK_NEIGHBORS / shape.k.max(1)).max(least).min(BLOCK_QUERIES.max(least)),
@@ -99,8 +101,8 @@ impl SearchDevice for CpuDevice {
     }
 
     fn rows(&self, rows: &Rows, metric: Metric) -> CpuRows {
-        let Self { level, always_looks } = *self;
-        CpuRows { rows: rows.clone(), metric, level, always_looks, base: OnceLock::new() }
+        let Self { level, force_prefilter } = *self;
+        CpuRows { rows: rows.clone(), metric, level, force_prefilter, base: OnceLock::new() }
     }
 
     fn slice(&self, rows: &CpuRows, range: Range<usize>) -> CpuRows {
@@ -111,7 +113,9 @@ impl SearchDevice for CpuDevice {
         let matrix = rows.rows.matrix();
         match for_use {
             // The single nearest of few rows may be found without a layout.
-            RowUse::Base { k: 1 } if nearest::is_small(matrix.dim(), rows.rows.len()) => Ok(()),
+            RowUse::Base { k: 1 } if argmin_small::is_small(matrix.dim(), rows.rows.len()) => {
+                Ok(())
+            }
             RowUse::Base { k } => rows.base(k, job).map(drop),
             RowUse::Queries | RowUse::Gather => Ok(()),
         }
@@ -120,9 +124,9 @@ impl SearchDevice for CpuDevice {
     fn new_lists(&self, queries: &CpuRows, k: usize) -> Result<CpuLists> {
         let (count, metric) = (queries.rows.len(), queries.metric);
         let lists = match queries.rows.matrix().kind() {
-            ElementKind::F64 => Lists::F64(vec![Selection::new(k, metric); count]),
+            ElementKind::F64 => TopKLists::F64(vec![TopK::new(k, metric); count]),
             ElementKind::F32 | ElementKind::Bits | ElementKind::Sets => {
-                Lists::F32(vec![Selection::new(k, metric); count])
+                TopKLists::F32(vec![TopK::new(k, metric); count])
             }
         };
         Ok(CpuLists { lists, per_query: None, work: Work::default() })
@@ -141,13 +145,13 @@ impl SearchDevice for CpuDevice {
         let call = Call { metric: queries.metric, pairing, job };
         let enough = pairing.enough;
         let k = match &mut lists.lists {
-            Lists::F32(lists) => {
+            TopKLists::F32(lists) => {
                 lists.iter_mut().for_each(|list| list.limit(enough));
-                lists.first().map_or(1, Selection::k)
+                lists.first().map_or(1, TopK::k)
             }
-            Lists::F64(lists) => {
+            TopKLists::F64(lists) => {
                 lists.iter_mut().for_each(|list| list.limit(enough));
-                lists.first().map_or(1, Selection::k)
+                lists.first().map_or(1, TopK::k)
             }
         };
         if enough.is_some() {
@@ -155,18 +159,20 @@ impl SearchDevice for CpuDevice {
             lists.per_query = Some(k.min(base.rows.len() - itself));
         }
         let work = match (base.base(k, job)?, &mut lists.lists) {
-            (BaseLayout::F32(layout), Lists::F32(lists)) => {
-                narrow(&base.rows, rows, &call, lists);
+            (BaseLayout::F32(layout), TopKLists::F32(lists)) => {
+                tighten(&base.rows, rows, &call, lists);
                 layout.search(rows, &call, lists)?
             }
-            (BaseLayout::F64(layout), Lists::F64(lists)) => {
-                narrow(&base.rows, rows, &call, lists);
+            (BaseLayout::F64(layout), TopKLists::F64(lists)) => {
+                tighten(&base.rows, rows, &call, lists);
                 layout.search(rows, &call, lists)?
             }
-            (BaseLayout::Bits(layout), Lists::F32(lists)) => {
+            (BaseLayout::Bits(layout), TopKLists::F32(lists)) => {
                 traversal::run(layout, rows, &call, lists)?
             }
-            (BaseLayout::Sets(layout), Lists::F32(lists)) => layout.top_k(rows, &call, lists)?,
+            (BaseLayout::Sets(layout), TopKLists::F32(lists)) => {
+                layout.top_k(rows, &call, lists)?
+            }
             _ => unreachable!("both sides of a call have one element type"),
         };
         lists.work += work;
@@ -182,7 +188,7 @@ impl SearchDevice for CpuDevice {
         job: &Job,
     ) -> Result<Neighbors> {
         let start = Instant::now();
-        match nearest::nearest_one(&queries.rows, &base.rows, queries.metric, pairing, job) {
+        match argmin_small::nearest_one(&queries.rows, &base.rows, queries.metric, pairing, job) {
             Some(found) => {
                 let mut found = found?;
                 found.work.kernel = start.elapsed();
@@ -200,11 +206,11 @@ impl SearchDevice for CpuDevice {
         let work = lists.work;
         let of_all = lists.per_query;
         let (per_query, rows, distances) = match lists.lists {
-            Lists::F32(lists) => {
+            TopKLists::F32(lists) => {
                 let (per_query, rows, distances) = unzip(lists, of_all, job)?;
                 (per_query, rows, Distances::F32(distances))
             }
-            Lists::F64(lists) => {
+            TopKLists::F64(lists) => {
                 let (per_query, rows, distances) = unzip(lists, of_all, job)?;
                 (per_query, rows, Distances::F64(distances))
             }
@@ -212,7 +218,7 @@ impl SearchDevice for CpuDevice {
         Ok(Neighbors::new(per_query, rows, distances, work))
     }
 
-    fn among(
+    fn distances_of(
         &self,
         queries: &CpuRows,
         base: &CpuRows,
@@ -220,16 +226,22 @@ impl SearchDevice for CpuDevice {
         job: &Job,
     ) -> Result<Distances> {
         candidates.check(queries.rows.len(), base.rows.len())?;
-        among::among(&queries.rows, &base.rows, queries.metric, (candidates, self.level), job)
+        gather::distances_of(
+            &queries.rows,
+            &base.rows,
+            queries.metric,
+            (candidates, self.level),
+            job,
+        )
     }
 }
 
 /// Limits lists of one neighbour to rows no farther than the row given as near.
-fn narrow<T: Lanes>(
+fn tighten<T: SimdReal>(
     base: &Rows,
     queries: &Rows,
     &Call { metric, pairing, .. }: &Call<'_>,
-    lists: &mut [Selection<T>],
+    lists: &mut [TopK<T>],
 ) {
     use rayon::prelude::*;
     const TOGETHER: usize = 1024;
@@ -247,7 +259,7 @@ fn narrow<T: Lanes>(
                     let base = position(number).and_then(|p| to.get(p * dim..(p + 1) * dim));
                     if let Some(base) = base {
                         let sum = metric.sum_of(&from[query * dim..][..dim], base);
-                        list.narrow(Neighbor { distance: metric.distance(sum), row: number });
+                        list.tighten(Neighbor { distance: metric.distance(sum), row: number });
                     }
                 }
             },
@@ -256,13 +268,13 @@ fn narrow<T: Lanes>(
 }
 
 /// Concatenates lists: of equal length or, with `of_all`, padded to that many neighbours.
-fn unzip<T: Lanes>(
-    lists: Vec<Selection<T>>,
+fn unzip<T: SimdReal>(
+    lists: Vec<TopK<T>>,
     of_all: Option<usize>,
     job: &Job,
 ) -> Result<(usize, Vec<u32>, Vec<T>)> {
     use rayon::prelude::*;
-    let per_query = of_all.unwrap_or_else(|| lists.first().map_or(0, Selection::count));
+    let per_query = of_all.unwrap_or_else(|| lists.first().map_or(0, TopK::count));
     let count = lists.len() * per_query;
     let (mut rows, mut distances) = (vec![NO_ROW; count], vec![T::INFINITY; count]);
     let of_query = per_query.max(1);

@@ -56,10 +56,10 @@ const FEW: usize = 32;
 /// The top-k list of a query: it keeps the k smallest pairs offered, up to [`FEW`] in order, more in a buffer that is
 /// cut back to k whenever it fills.
 #[derive(Debug, Clone)]
-pub(super) struct Selection<T> {
+pub(super) struct TopK<T> {
     k: usize,
     metric: Metric,
-    enough: Option<Limits<T>>,
+    enough: Option<EnoughLimits<T>>,
     entries: Vec<Neighbor<T>>,
     /// The last neighbour that is taken: the k-th smallest when that was last known, or the last that matters.
     worst: Neighbor<T>,
@@ -68,14 +68,14 @@ pub(super) struct Selection<T> {
 
 /// The constants of an [`Enough`] in the element type, rounded up.
 #[derive(Debug, Clone, Copy)]
-struct Limits<T> {
+struct EnoughLimits<T> {
     k: usize,
     root: T,
     factor: T,
     absolute: T,
 }
 
-impl<T: Real> Limits<T> {
+impl<T: Real> EnoughLimits<T> {
     fn new(enough: Enough) -> Self {
         let [root, factor, absolute] = enough.limits();
         Self { k: enough.k, root, factor, absolute }
@@ -96,7 +96,7 @@ impl<T: Real> Limits<T> {
     }
 }
 
-impl<T: Real> Selection<T> {
+impl<T: Real> TopK<T> {
     pub fn new(k: usize, metric: Metric) -> Self {
         let (entries, worst) = (Vec::new(), Neighbor::LAST);
         Self { k, metric, enough: None, entries, worst, reach: T::INFINITY }
@@ -105,7 +105,7 @@ impl<T: Real> Selection<T> {
     /// Takes only neighbours that matter by `enough` from now on.
     pub fn limit(&mut self, enough: Option<Enough>) {
         let enough = enough.filter(|enough| (1..self.k).contains(&enough.k));
-        self.enough = enough.map(Limits::new);
+        self.enough = enough.map(EnoughLimits::new);
     }
 
     /// The most neighbours it keeps.
@@ -144,7 +144,7 @@ impl<T: Real> Selection<T> {
     }
 
     /// Rejects from now on all neighbours behind this one, which will be offered itself.
-    pub fn narrow(&mut self, neighbor: Neighbor<T>) {
+    pub fn tighten(&mut self, neighbor: Neighbor<T>) {
         if neighbor.is_before(&self.worst) {
             self.end_at(neighbor);
         }
@@ -210,7 +210,7 @@ impl<T: Real> Selection<T> {
     }
 }
 
-impl<T: Real> Sink<T> for Selection<T> {
+impl<T: Real> Sink<T> for TopK<T> {
     #[inline(always)]
     fn reach(&self) -> T {
         self.reach

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::sink::{Neighbor, Sink};
 use crate::device::contract::{Pairing, QueryRows, Work};
-use crate::device::cpu::places::Places;
+use crate::device::cpu::row_permutation::RowPermutation;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
@@ -34,7 +34,7 @@ pub(super) struct Call<'a> {
 /// A way to compare queries with the blocks of a base, for any sink.
 pub(super) trait Arithmetic<T>: Sync {
     /// The places of the base rows.
-    fn places(&self) -> Places;
+    fn places(&self) -> RowPermutation;
 
     /// The most queries of a task for which the caches have room.
     fn most_queries(&self) -> usize {
@@ -45,14 +45,14 @@ pub(super) trait Arithmetic<T>: Sync {
     /// queries' sinks.
     fn scan<K: Sink<T>>(
         &self,
-        queries: &Block<'_, T>,
+        queries: &QueryBlock<'_, T>,
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work>;
 }
 
 /// The queries of a task.
-pub(super) struct Block<'a, T> {
+pub(super) struct QueryBlock<'a, T> {
     /// Their values, row by row; empty for rows of bits.
     pub values: &'a [T],
     /// Their words, row by row; empty for rows of numbers.
@@ -69,7 +69,7 @@ pub(super) struct Visit<'a> {
     first_base: u32,
     query_rows: QueryRows,
     positions: Range<usize>,
-    places: Places,
+    places: RowPermutation,
     stride: usize,
 }
 
@@ -151,7 +151,7 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     let stride = coprime_stride(blocks);
     let task = |first: usize, part: usize, sinks: &mut [K]| {
         let range = first * width..(first + sinks.len()) * width;
-        let block = Block {
+        let block = QueryBlock {
             values: queries.reals().map_or(&[][..], |x| &x[range.clone()]),
             words: queries.words().map_or(&[][..], |x| &x[range]),
             first,
@@ -246,7 +246,7 @@ fn gcd(a: usize, b: usize) -> usize {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::sink::Selection;
+    use super::super::sink::TopK;
     use super::*;
     use crate::job::Budget;
 
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn there_are_as_many_parts_as_there_is_memory_for_their_lists() {
-        let sinks = vec![Selection::<f32>::new(3000, Metric::L2); 256];
+        let sinks = vec![TopK::<f32>::new(3000, Metric::L2); 256];
         for (megabytes, wanted) in [(200, 8), (40, 4), (10, 1), (0, 1)] {
             let job = Job::default().with_budget(Arc::new(Most(megabytes << 20)));
             let (parts, reserved) = reserve_parts::<f32, _>(8, 1000, &sinks, &job).unwrap();

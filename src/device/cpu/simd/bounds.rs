@@ -16,7 +16,7 @@ pub(in crate::device::cpu) const NEVER: u16 = u16::MAX;
 pub(in crate::device::cpu) const LARGEST: u16 = NEVER - 1;
 
 /// In float32, the sum of this and any number below 2²² is a whole number; its own lowest 16 bits are 0.
-pub(in crate::device::cpu) const NO_FRACTIONS: f32 = 12_582_912.0;
+pub(in crate::device::cpu) const ROUND_TO_INTEGER_F32: f32 = 12_582_912.0;
 
 /// The largest bound that is at most a distance, which is not negative.
 #[inline(always)]
@@ -30,19 +30,19 @@ pub(in crate::device::cpu) fn lower(distance: f32) -> u16 {
     let largest = f32::from(LARGEST);
     let distance = if distance < largest { distance } else { largest };
     // Half a step less is rounded to a whole number, that of the lowest bits.
-    (distance - 0.5 + NO_FRACTIONS).to_bits() as u16
+    (distance - 0.5 + ROUND_TO_INTEGER_F32).to_bits() as u16
 }
 
 /// Stored bounds, and the movement that is to be subtracted from each.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Bounds<'a> {
+pub(in crate::device::cpu) struct StoredBounds<'a> {
     pub noted: &'a [[u16; TOGETHER]],
     pub moved: &'a [[u16; TOGETHER]],
 }
 
 impl Level {
     /// The least of all bounds after the movement is subtracted.
-    pub fn least(self, bounds: Bounds<'_>) -> u16 {
+    pub fn least(self, bounds: StoredBounds<'_>) -> u16 {
         #[cfg(target_arch = "x86_64")]
         if self.0 >= Instructions::Avx2 {
             // SAFETY: the level proves that the processor has AVX2.
@@ -52,7 +52,7 @@ impl Level {
     }
 
     /// The numbers of the bounds that are at most `most` after the movement is subtracted, ascending.
-    pub fn within(self, bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
+    pub fn within(self, bounds: StoredBounds<'_>, most: u16, found: &mut Vec<u32>) {
         found.clear();
         #[cfg(target_arch = "x86_64")]
         if self.has_avx512() {
@@ -69,7 +69,7 @@ impl Level {
     }
 }
 
-impl<'a> Bounds<'a> {
+impl<'a> StoredBounds<'a> {
     fn now(self) -> impl Iterator<Item = u16> + 'a {
         let pairs = self.noted.iter().flatten().zip(self.moved.iter().flatten());
         pairs.map(|(noted, moved)| noted.saturating_sub(*moved))
@@ -78,7 +78,7 @@ impl<'a> Bounds<'a> {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn least_avx2(bounds: Bounds<'_>) -> u16 {
+fn least_avx2(bounds: StoredBounds<'_>) -> u16 {
     let mut least = [_mm256_set1_epi16(-1); 2];
     for (noted, moved) in bounds.noted.iter().zip(bounds.moved) {
         let now = now_avx2(noted, moved);
@@ -109,7 +109,7 @@ const BITS: [[u8; 8]; 256] = {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,popcnt")]
-fn within_avx2(bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
+fn within_avx2(bounds: StoredBounds<'_>, most: u16, found: &mut Vec<u32>) {
     const PART: usize = 8;
     // Numbers are written a register at a time.
     found.reserve(bounds.noted.len() * TOGETHER + PART);
@@ -138,7 +138,7 @@ fn within_avx2(bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,popcnt")]
-fn within_avx512(bounds: Bounds<'_>, most: u16, found: &mut Vec<u32>) {
+fn within_avx512(bounds: StoredBounds<'_>, most: u16, found: &mut Vec<u32>) {
     const HALF: usize = TOGETHER / 2;
     // Numbers are written a register at a time.
     found.reserve(bounds.noted.len() * TOGETHER + HALF);
@@ -213,7 +213,7 @@ mod tests {
                     (0..parts).map(|_| std::array::from_fn(|_| number())).collect()
                 };
                 let (noted, moved) = (numbers(1 << 16), numbers(300));
-                let bounds = Bounds { noted: &noted, moved: &moved };
+                let bounds = StoredBounds { noted: &noted, moved: &moved };
                 let pairs = noted.iter().flatten().zip(moved.iter().flatten());
                 let now: Vec<u16> = pairs.map(|(a, b)| a.saturating_sub(*b)).collect();
                 let near = (0..now.len() as u32).filter(|i| now[*i as usize] <= most);

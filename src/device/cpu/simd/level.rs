@@ -26,13 +26,13 @@ pub(super) enum Instructions {
 
 /// A proof that this processor has AVX2, and whether it has AVX-512 F.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Wide {
+pub(in crate::device::cpu) struct WideSimd {
     #[cfg(target_arch = "x86_64")]
     has_avx512: bool,
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Wide {
+impl WideSimd {
     /// Whether it has AVX-512 F.
     pub fn has_avx512(self) -> bool {
         self.has_avx512
@@ -90,10 +90,10 @@ impl Level {
     }
 
     /// AVX2 or AVX-512 F, if it has them.
-    pub(in crate::device::cpu) fn wide(self) -> Option<Wide> {
+    pub(in crate::device::cpu) fn wide(self) -> Option<WideSimd> {
         #[cfg(target_arch = "x86_64")]
         if self.0 >= Instructions::Avx2 {
-            return Some(Wide { has_avx512: self.has_avx512() });
+            return Some(WideSimd { has_avx512: self.has_avx512() });
         }
         None
     }

@@ -1,19 +1,19 @@
 //! SIMD code: operations on registers, and layouts that suit them.
 
 pub(super) mod bounds;
-pub(super) mod chains;
-pub(super) mod lanes;
-mod least;
-#[cfg(target_arch = "x86_64")]
-mod least_x86;
+pub(super) mod dot_i16;
 pub(in crate::device) mod level;
-pub(super) mod lines;
-pub(super) mod panels;
-pub(super) mod squares;
-mod sweep;
-#[cfg(target_arch = "aarch64")]
-mod sweep_arm;
+pub(super) mod ordered_sums;
+mod panel_dot_argmin2;
 #[cfg(target_arch = "x86_64")]
-mod sweep_x86;
-pub(super) mod transposed;
-pub(super) mod words;
+mod panel_dot_argmin2_x86;
+mod panel_dot_threshold;
+#[cfg(target_arch = "aarch64")]
+mod panel_dot_threshold_arm;
+#[cfg(target_arch = "x86_64")]
+mod panel_dot_threshold_x86;
+pub(super) mod panels;
+pub(super) mod simd_real;
+pub(super) mod soa;
+pub(super) mod squares;
+pub(super) mod tile_dot_i16;

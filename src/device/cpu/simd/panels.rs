@@ -53,15 +53,15 @@ unsafe impl Zeros for Group {}
 /// For each row of a panel, the initial value of its sum, or the sum.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub(in crate::device::cpu) struct Starts(pub [i32; ROWS]);
+pub(in crate::device::cpu) struct InitialSums(pub [i32; ROWS]);
 // SAFETY: an array of i32, of which every pattern of bits is one; nothing is dropped.
-unsafe impl Zeros for Starts {}
+unsafe impl Zeros for InitialSums {}
 
 /// Panels: the initial sums of each and, for each of its quarters, as many groups as a row has words.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Panels<'a> {
     pub groups: &'a [Group],
-    pub starts: &'a [Starts],
+    pub starts: &'a [InitialSums],
 }
 
 impl Panels<'_> {
@@ -103,7 +103,7 @@ pub(in crate::device::cpu) struct Packed {
 
 /// A pair that passed, and its sum.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Passed {
+pub(in crate::device::cpu) struct PassedPair {
     pub query: u32,
     /// The base row, counted from the first panel.
     pub row: u32,
@@ -112,14 +112,14 @@ pub(in crate::device::cpu) struct Passed {
 
 /// The pairs that a sweep lets pass.
 #[derive(Debug, Default)]
-pub(in crate::device::cpu) struct Found {
+pub(in crate::device::cpu) struct PassedPairs {
     /// The row of each pair and, in the bits above, its query.
     pairs: Vec<u32>,
     sums: Vec<i32>,
     row_bits: u32,
 }
 
-impl Found {
+impl PassedPairs {
     /// Clears the pairs, for this many rows and queries.
     pub(super) fn begin(&mut self, rows: usize, queries: usize) {
         self.truncate(0);
@@ -133,19 +133,19 @@ impl Found {
     }
 
     #[inline(always)]
-    pub(super) fn get(&self, i: usize) -> Passed {
+    pub(super) fn get(&self, i: usize) -> PassedPair {
         self.passed(self.pairs[i], self.sums[i])
     }
 
     #[inline(always)]
-    pub fn iter(&self) -> impl Iterator<Item = Passed> {
+    pub fn iter(&self) -> impl Iterator<Item = PassedPair> {
         self.pairs.iter().zip(&self.sums).map(|(pair, sum)| self.passed(*pair, *sum))
     }
 
     #[inline(always)]
-    fn passed(&self, pair: u32, sum: i32) -> Passed {
+    fn passed(&self, pair: u32, sum: i32) -> PassedPair {
         let (query, row) = (u64::from(pair) >> self.row_bits, pair & ((1 << self.row_bits) - 1));
-        Passed { query: query as u32, row, sum }
+        PassedPair { query: query as u32, row, sum }
     }
 
     /// Moves a pair to an earlier place, with another sum.
@@ -232,7 +232,7 @@ impl QueryGroup<'_> {
     pub(super) fn each<'a>(
         &self,
         panels: Panels<'a>,
-    ) -> impl Iterator<Item = (usize, &'a Starts, &'a [Group])> {
+    ) -> impl Iterator<Item = (usize, &'a InitialSums, &'a [Group])> {
         let length = panels.groups.len() / panels.starts.len().max(1);
         let groups = (0..panels.starts.len()).map(move |i| &panels.groups[i * length..][..length]);
         let all = panels.starts.iter().zip(groups).enumerate();
@@ -242,12 +242,12 @@ impl QueryGroup<'_> {
 
 /// The other side of a comparison, such as centroids: their initial sums, and the words of all, one after the other.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Others<'a> {
+pub(in crate::device::cpu) struct CentroidWords<'a> {
     pub starts: &'a [i32],
     pub words: &'a [i32],
 }
 
-impl<'a> Others<'a> {
+impl<'a> CentroidWords<'a> {
     /// Each initial sum with its words.
     pub(super) fn each(self) -> impl Iterator<Item = (i32, &'a [i32])> {
         let length = self.words.len() / self.starts.len().max(1);
@@ -260,13 +260,13 @@ impl<'a> Others<'a> {
 /// least sum of the rest, which is the largest number if there is none.
 #[derive(Debug, Clone, PartialEq)]
 #[repr(C, align(64))]
-pub(in crate::device::cpu) struct TwoLeast {
+pub(in crate::device::cpu) struct Argmin2 {
     pub least: [i32; ROWS],
     pub second: [i32; ROWS],
     pub number: [i32; ROWS],
 }
 
-impl Default for TwoLeast {
+impl Default for Argmin2 {
     fn default() -> Self {
         Self { least: [i32::MAX; ROWS], second: [i32::MAX; ROWS], number: [0; ROWS] }
     }
@@ -274,7 +274,7 @@ impl Default for TwoLeast {
 
 /// The expected result, which tells for which rows the two least sums are reported.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Known<'a> {
+pub(in crate::device::cpu) struct ExpectedArgmin<'a> {
     /// The expected numbers of the least sums.
     pub numbers: &'a [u32; ROWS],
     /// The usual margin of the second least sum above the least.

@@ -162,12 +162,12 @@ fn bounds(
 ) -> Bounds {
     let limit = within.limit();
     let (sure, may) = match kind {
-        ElementKind::F64 => within.limits_of_f64(dim),
+        ElementKind::F64 => within.certain_bounds_f64(dim),
         // Shares of bits are divided approximately. No share exceeds 1, so the limit is capped: a
         // finite threshold keeps 0 times it defined.
         ElementKind::Bits | ElementKind::Sets => (limit.min(2.0) - 1e-5, limit.min(2.0) + 1e-5),
         ElementKind::F32 if directions.iter().all(|of| within.fits_f32(of.inverse)) => {
-            within.limits_of_f32(dim)
+            within.certain_bounds_f32(dim)
         }
         // No pair is certain: NaN admits none to the lower threshold, and no sum exceeds infinity.
         ElementKind::F32 => (f64::NAN, f64::INFINITY),

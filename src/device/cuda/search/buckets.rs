@@ -9,8 +9,8 @@ use super::rows::{CudaRows, wait_for};
 use super::spec::{Spec, device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
-    Buckets, Distances, Hashes, HashingDevice, LookedAt, NearestInBuckets, OwnRows, Ranges, Starts,
-    TableRows, TablesBuilt,
+    Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges, SelfRows,
+    Starts, TableRows, TablesBuilt,
 };
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
@@ -119,13 +119,13 @@ impl CudaDevice {
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
         let kernels = base.bucket_kernels(&self.gpu)?;
-        let (visited, lookup) = match &buckets.looked_at {
-            LookedAt::Ranges(ranges) => {
+        let (visited, lookup) = match &buckets.probe_set {
+            ProbeSet::Ranges(ranges) => {
                 let of_query = |query| ranges.visited(query, buckets.tables) as f64;
                 let visited: Vec<f64> = (0..buckets.queries).map(of_query).collect();
                 (visited, self.given(buckets, ranges, base.rows.len(), job)?)
             }
-            LookedAt::Own => {
+            ProbeSet::Home => {
                 if let Some(found) = self.joined::<T>(base, tables, buckets, (k, &kernels), job)? {
                     return Ok(Some(found));
                 }
@@ -135,7 +135,7 @@ impl CudaDevice {
                 }
                 (vec![tables.visits; buckets.queries], Lookup::Own)
             }
-            LookedAt::Hashed { probes } => {
+            ProbeSet::Hashed { probes } => {
                 let plain = queries.plain(self, job)?;
                 wait_for(&self.gpu, &plain.ready)?;
                 let Some(built) = tables.built() else { return Ok(None) };
@@ -338,11 +338,11 @@ impl CudaDevice {
     }
 
     /// The base rows that are the queries, of `base_rows` rows in all.
-    fn own(&self, own: Option<OwnRows<'_>>, base_rows: usize, job: &Job) -> Result<Own> {
+    fn own(&self, own: Option<SelfRows<'_>>, base_rows: usize, job: &Job) -> Result<Own> {
         Ok(match own {
             None => Own::Nobody,
-            Some(OwnRows::From(first)) => Own::From(first),
-            Some(OwnRows::Each(rows)) => {
+            Some(SelfRows::From(first)) => Own::From(first),
+            Some(SelfRows::Each(rows)) => {
                 assert!(rows.iter().all(|row| (*row as usize) < base_rows));
                 Own::Each(self.send(&[sys::bytes_of(rows)], job)?)
             }

@@ -131,7 +131,7 @@ impl SearchDevice for CudaDevice {
         lists.0.finish(&self.gpu, &self.memory, before, job)
     }
 
-    fn room(&self, kind: ElementKind, neighbors: usize) -> Neighbors {
+    fn preallocate(&self, kind: ElementKind, neighbors: usize) -> Neighbors {
         let mut none = Neighbors::none(kind);
         if neighbors > MOST_ROOM {
             return none;
@@ -144,7 +144,7 @@ impl SearchDevice for CudaDevice {
         none
     }
 
-    fn among(
+    fn distances_of(
         &self,
         queries: &CudaRows,
         base: &CudaRows,
@@ -160,7 +160,7 @@ impl SearchDevice for CudaDevice {
 }
 
 impl CudaDevice {
-    /// See [`SearchDevice::among`].
+    /// See [`SearchDevice::distances_of`].
     fn distances<T: cudarc::driver::DeviceRepr + Clone + Default>(
         &self,
         queries: &CudaRows,

@@ -1,0 +1,111 @@
+//! Assigns rows that are not core to the first cluster within eps.
+
+use rayon::prelude::*;
+
+use super::context::{Context, Core, PairCounts};
+use super::space::Space;
+use super::tiles::{LANES, lanes_of};
+use super::tree::Node;
+use super::union_find::UnionFind;
+use crate::device::contract::NOISE;
+use crate::error::Result;
+
+impl<P: Space> Context<'_, P> {
+    /// The cluster of each row: for a core row its own, for any other the first cluster within eps, or [`NOISE`].
+    pub fn assign_borders(&self, core: &Core, sets: &UnionFind) -> Result<Vec<u32>> {
+        let root = Node::root(self.tree.rows());
+        let mut first_of = vec![NOISE; 2 * core.len()];
+        self.first_clusters(root, core, sets, &mut first_of);
+        let tiles = (0..core.len()).into_par_iter().map(|tile| -> Result<[u32; LANES]> {
+            self.job.check()?;
+            let mut firsts = [NOISE; LANES];
+            for lane in lanes_of(core[tile]) {
+                firsts[lane as usize] = sets.first(self.tree.row(tile, lane));
+            }
+            let open = self.tree.lanes(tile) & !core[tile];
+            if open == 0 {
+                return Ok(firsts);
+            }
+            let ((own, others), pairs) = (self.around(tile), PairCounts::default());
+            let mut found = BorderSearch { own, open, firsts, most: NOISE, pairs };
+            for node in std::iter::once(own).chain(others) {
+                self.nearest(&mut found, node, (core, sets, &first_of))?;
+            }
+            self.account(found.pairs);
+            Ok(found.firsts)
+        });
+        let tiles: Vec<_> = tiles.collect::<Result<_>>()?;
+        let mut firsts = vec![NOISE; self.tree.rows()];
+        for (position, row) in self.tree.order.iter().enumerate() {
+            firsts[*row as usize] = tiles[position / LANES][position % LANES];
+        }
+        Ok(firsts)
+    }
+
+    /// Finds the first cluster with a core row in each node, or [`NOISE`].
+    fn first_clusters(
+        &self,
+        node: Node,
+        core: &Core,
+        sets: &UnionFind,
+        first_of: &mut [u32],
+    ) -> u32 {
+        let first = match node.children() {
+            Some((left, right)) => {
+                let left = self.first_clusters(left, core, sets, first_of);
+                left.min(self.first_clusters(right, core, sets, first_of))
+            }
+            None => {
+                let (tile, row) = (node.tile(), |lane| self.tree.row(node.tile(), lane));
+                lanes_of(core[tile]).map(|lane| sets.first(row(lane))).min().unwrap_or(NOISE)
+            }
+        };
+        first_of[node.index] = first;
+        first
+    }
+
+    /// Looks in a node for earlier clusters within eps of a tile's rows.
+    fn nearest(
+        &self,
+        found: &mut BorderSearch,
+        node: Node,
+        all @ (core, sets, first_of): (&Core, &UnionFind, &[u32]),
+    ) -> Result<()> {
+        let (bounds, first) = (self.tree.bounds(node), first_of[node.index]);
+        if first >= found.most || self.pruning.is_apart(self.tree.bounds(found.own), bounds) {
+            return Ok(());
+        }
+        if let Some((left, right)) = node.children() {
+            self.nearest(found, left, all)?;
+            return self.nearest(found, right, all);
+        }
+        self.job.check()?;
+        let (own, tile) = (found.own.tile(), node.tile());
+        let is_open = |lane: &u32| first < found.firsts[*lane as usize];
+        let rows = lanes_of(found.open).filter(is_open).fold(0, |rows, lane| rows | 1 << lane);
+        let rows = self.rows_near(own, rows, bounds);
+        let candidates = self.space.candidates((own, rows), (tile, core[tile]));
+        for lane in lanes_of(rows) {
+            let candidates = (candidates[lane as usize] & core[tile], u32::MAX);
+            let near = self.near((own, lane), tile, candidates, &mut found.pairs);
+            let firsts = lanes_of(near).map(|lane| sets.first(self.tree.row(tile, lane)));
+            let first = &mut found.firsts[lane as usize];
+            *first = firsts.min().unwrap_or(NOISE).min(*first);
+        }
+        let of_open = lanes_of(found.open).map(|lane| found.firsts[lane as usize]);
+        found.most = of_open.max().unwrap_or(0);
+        Ok(())
+    }
+}
+
+/// A tile whose rows that are not core search for clusters.
+struct BorderSearch {
+    own: Node,
+    /// The tile's rows that are not core.
+    open: u64,
+    /// The first cluster found for each row.
+    firsts: [u32; LANES],
+    /// The last of these rows' first clusters: a later cluster changes none of them.
+    most: u32,
+    pairs: PairCounts,
+}

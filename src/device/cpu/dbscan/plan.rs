@@ -1,0 +1,253 @@
+//! A plan from a sample of rows: whether products of 16-bit codes pay, and how many directions are enough.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::principal_directions::PrincipalDirections;
+use super::values::Values;
+use crate::device::cpu::simd::simd_real::SimdReal;
+use crate::error::Result;
+use crate::job::Job;
+use crate::metric::Sum;
+
+/// Fewer rows are compared directly, …
+const LEAST_ROWS: usize = 256;
+/// … and so are rows of fewer than `LEAST_DIM` dimensions, and of more than `MOST_DIM`, where bounds are loose.
+const LEAST_DIM: usize = 32;
+const MOST_DIM: usize = 1 << 14;
+
+/// Fewer rows are not worth finding directions for.
+const LEAST_PROJECTED: usize = 2048;
+
+/// Rows of the sample that gives the directions, those of them that are compared with each other, and the least rows
+/// of a sample.
+const SAMPLED: usize = 1024;
+const COMPARED: usize = 192;
+const LEAST_SAMPLE: usize = 32;
+/// The most numbers of a sample, which has at least 64 rows in any case.
+const MOST_NUMBERS: usize = 1 << 20;
+
+/// Directions are tried in steps of this many.
+const STEP: usize = 16;
+const MOST_DIRECTIONS: usize = 128;
+
+/// Cost model: the time of one dimension in an f64 sum, and in f32 sums with 64 rows at once, in multiples of that in
+/// products of 16-bit codes.
+const OF_SUM: f64 = 50.0;
+const OF_TILES: f64 = 2.0;
+/// The same for the product of a row and a direction.
+const OF_PROJECTION: f64 = 2.0;
+
+/// Rows longer than this, scaled, have no projections.
+pub(super) const FARTHEST: f64 = 1e3;
+/// Rows beyond the quantile `1 − FAR_SHARE` of lengths are outliers without bounds, if the longest row is more than
+/// `FAR` times as long as the quantile.
+const FAR_SHARE: f64 = 0.001;
+const FAR: f64 = 4.0;
+
+/// The layout of rows for products of 16-bit codes.
+pub(super) struct Plan {
+    /// The centre, which is subtracted from every row, and the factor that multiplies the difference.
+    centre: Vec<f64>,
+    scale: f64,
+    /// The length of the longest row, scaled.
+    pub longest: f64,
+    /// The largest squared distance that may be within eps, of scaled rows.
+    pub reach: f64,
+    /// Directions to project on; `None` for all dimensions as they are.
+    pub leading: Option<PrincipalDirections>,
+}
+
+impl Plan {
+    /// `None` if direct sums are faster or bounds impossible.
+    pub fn new<T: SimdReal>(values: &Values<'_, T>, job: &Job) -> Result<Option<Self>> {
+        let (rows, dim) = (values.rows(), values.dim);
+        let suits = rows >= LEAST_ROWS && (LEAST_DIM..=MOST_DIM).contains(&dim);
+        let has_product = matches!(values.within.metric().sum(), Sum::Squares | Sum::Products);
+        let have_directions = || values.directions().iter().all(|of| of.inverse.is_finite());
+        if !suits || !has_product || !have_directions() {
+            return Ok(None);
+        }
+        let sampled = (MOST_NUMBERS / dim).clamp(64, SAMPLED);
+        let in_sample = (sampled + COMPARED + MOST_DIRECTIONS) * dim + sampled * MOST_DIRECTIONS;
+        let bytes = rows * size_of::<f64>() + in_sample * size_of::<f32>();
+        let _reserved = job.reserve("a sample of rows", bytes)?;
+        let sample: Vec<usize> = (0..rows).step_by(rows.div_ceil(sampled)).collect();
+        let mut centre = vec![0.0; dim];
+        for row in &sample {
+            let share = 1.0 / sample.len() as f64;
+            centre.iter_mut().enumerate().for_each(|(i, mean)| {
+                *mean += values.coordinate(*row, i) * share;
+            });
+        }
+        let mut plan = Self {
+            centre,
+            scale: 1.0,
+            longest: 1.0,
+            reach: values.within.bounds_of_boxes(dim).0,
+            leading: None,
+        };
+        let (radius, longest) = plan.lengths(values, job)?;
+        plan.scale = 1.0 / radius;
+        plan.longest = longest * plan.scale;
+        plan.reach *= plan.scale * plan.scale * (1.0 + 1e-9);
+        // Squares far from over- and underflow; not all rows within eps of each other.
+        if !(1e-100..1e100).contains(&radius) || plan.reach > 4.0 {
+            return Ok(None);
+        }
+        job.check()?;
+        let (mut rows_of, mut squares) = (Vec::with_capacity(sample.len() * dim), Vec::new());
+        let mut scaled = vec![0.0; dim];
+        for row in sample {
+            let square = plan.scale(values, row, &mut scaled);
+            if square <= 1.0 {
+                rows_of.extend_from_slice(&scaled);
+                squares.push(square);
+            }
+        }
+        job.check()?;
+        // If nearly all rows of the sample are far from the rest, it tells nothing.
+        let is_enough = squares.len() >= LEAST_SAMPLE;
+        Ok(if is_enough { plan.choose(&rows_of, &squares, rows) } else { None })
+    }
+
+    /// The length of the longest row that is not far from all others, and of the longest.
+    fn lengths<T: SimdReal>(&self, values: &Values<'_, T>, job: &Job) -> Result<(f64, f64)> {
+        let each = (0..values.rows()).into_par_iter().with_min_len(LEAST_ROWS);
+        let square = |row| {
+            let apart = self.centre.iter().enumerate();
+            let apart = apart.map(|(i, centre)| values.coordinate(row, i) - centre);
+            apart.map(|x| x * x).sum::<f64>()
+        };
+        let mut squares: Vec<f64> = each.map(square).collect();
+        job.check()?;
+        let usual = ((1.0 - FAR_SHARE) * (squares.len() - 1) as f64) as usize;
+        let (_, usual, longer) = squares.select_nth_unstable_by(usual, f64::total_cmp);
+        let longest = longer.iter().fold(*usual, |most, square| most.max(*square));
+        let square = if longest <= *usual * FAR * FAR { longest } else { *usual };
+        Ok((square.sqrt() * (1.0 + 1e-9), longest.sqrt() * (1.0 + 1e-9)))
+    }
+
+    /// Numbers of a projection: one for each direction, or all dimensions.
+    pub fn count(&self) -> usize {
+        self.leading.as_ref().map_or(self.centre.len(), PrincipalDirections::count)
+    }
+
+    /// Projects some rows on the directions, or keeps their first dimensions, up to the room in `projected`; sets
+    /// their squared lengths.
+    pub fn project<T: SimdReal>(
+        &self,
+        values: &Values<'_, T>,
+        rows: Range<usize>,
+        projected: &mut [f32],
+        squares: &mut [f64],
+    ) {
+        let dim = self.centre.len();
+        let mut scaled = vec![0.0; rows.len() * dim];
+        for ((row, to), square) in rows.zip(scaled.chunks_exact_mut(dim)).zip(&mut *squares) {
+            *square = self.scale(values, row, to);
+        }
+        match &self.leading {
+            Some(leading) => leading.project(&scaled, projected),
+            None => {
+                let kept = projected.len() / squares.len();
+                let rows = projected.chunks_exact_mut(kept).zip(scaled.chunks_exact(dim));
+                rows.for_each(|(to, row)| to.copy_from_slice(&row[..kept]));
+            }
+        }
+    }
+
+    /// Upper bound on the error of a projection of a row of length 1.
+    pub fn error(&self) -> f64 {
+        f64::from(f32::EPSILON) + self.leading.as_ref().map_or(0.0, PrincipalDirections::error)
+    }
+
+    /// Scales a row; returns its squared length, which is above 1 for an outlier.
+    pub fn scale<T: SimdReal>(&self, values: &Values<'_, T>, row: usize, to: &mut [f32]) -> f64 {
+        let mut square = 0.0;
+        for (i, (to, centre)) in to.iter_mut().zip(&self.centre).enumerate() {
+            let x = (values.coordinate(row, i) - centre) * self.scale;
+            square += x * x;
+            *to = x as f32;
+        }
+        if square > FARTHEST * FARTHEST {
+            to.fill(0.0);
+        }
+        square
+    }
+
+    /// Chooses the number of directions of the least cost, from a sample and its squared lengths.
+    fn choose(mut self, sample: &[f32], squares: &[f64], rows: usize) -> Option<Self> {
+        let dim = self.centre.len();
+        // A sample says little about more directions than half of its rows.
+        let most = MOST_DIRECTIONS.min(dim / 2).min(squares.len() / 2);
+        let most = if rows < LEAST_PROJECTED { 0 } else { most };
+        let leading = PrincipalDirections::of(sample, dim, most);
+        let step = squares.len().div_ceil(COMPARED).max(1);
+        let squares: Vec<f64> = squares.iter().step_by(step).copied().collect();
+        let compared = sample.chunks_exact(dim).step_by(step).flatten().copied();
+        let sample: Vec<f32> = compared.collect();
+        let mut projected = vec![0.0; squares.len() * leading.count()];
+        leading.project(&sample, &mut projected);
+        let exactly =
+            share(&ProjectionBounds::new(&sample, dim, &squares).apart_in(dim), self.reach);
+        let mut bounds = ProjectionBounds::new(&projected, leading.count(), &squares);
+        let dims = dim as f64;
+        let cost = |products: f64, passing: f64| products + passing * OF_SUM * dims;
+        let mut best = (cost(dims, exactly), None);
+        for count in (STEP..=leading.count()).step_by(STEP) {
+            let projecting = OF_PROJECTION * dims * count as f64 / rows as f64;
+            let cost = cost(count as f64 + projecting, share(&bounds.apart_in(count), self.reach));
+            if cost < best.0 {
+                best = (cost, Some(count));
+            }
+        }
+        self.leading = best.1.map(|count| leading.first(count));
+        (best.0 <= OF_TILES * dims).then_some(self)
+    }
+}
+
+/// Lower bounds on the squared distances of all pairs of some rows, by a growing number of their coordinates.
+struct ProjectionBounds<'a> {
+    rows: Vec<&'a [f32]>,
+    count: usize,
+    /// For each pair, the squared distance in the first `count` coordinates.
+    squares: Vec<f64>,
+    /// For each row, its squared length in the other coordinates.
+    tails: Vec<f64>,
+}
+
+impl<'a> ProjectionBounds<'a> {
+    fn new(numbers: &'a [f32], each: usize, squares: &[f64]) -> Self {
+        let rows: Vec<_> = numbers.chunks_exact(each.max(1)).collect();
+        let pairs = rows.len() * rows.len().saturating_sub(1) / 2;
+        Self { rows, count: 0, squares: vec![0.0; pairs], tails: squares.to_vec() }
+    }
+
+    /// Bounds by the first `count` coordinates, at least as many as before.
+    fn apart_in(&mut self, count: usize) -> Vec<f64> {
+        let more = std::mem::replace(&mut self.count, count)..count;
+        let rows = self.rows.iter().map(|row| &row[more.clone()]);
+        let square = |x: f32| f64::from(x * x);
+        for (tail, row) in self.tails.iter_mut().zip(rows.clone()) {
+            *tail -= row.iter().map(|x| square(*x)).sum::<f64>();
+        }
+        let tails: Vec<f64> = self.tails.iter().map(|tail| tail.max(0.0).sqrt()).collect();
+        let mut apart = Vec::with_capacity(self.squares.len());
+        let mut squares = self.squares.iter_mut();
+        for (i, a) in rows.clone().enumerate() {
+            for ((b, tail), total) in rows.clone().zip(&tails).take(i).zip(&mut squares) {
+                *total += a.iter().zip(b).map(|(x, y)| square(x - y)).sum::<f64>();
+                apart.push(*total + (tails[i] - tail).powi(2));
+            }
+        }
+        apart
+    }
+}
+
+/// The share of squared distances that are within reach.
+fn share(apart: &[f64], reach: f64) -> f64 {
+    let within = apart.iter().filter(|apart| **apart <= reach).count();
+    within as f64 / apart.len().max(1) as f64
+}

@@ -1,0 +1,419 @@
+//! Assignment to many centroids by lists of bounds (as Drake and Hamerly 2012, with unsorted lists).
+//!
+//! Each row keeps a list of its nearest centroids with a lower bound on the distance to each, and one lower bound on
+//! the distance to every centroid outside the list. Bounds shrink by how far centroids move. A row whose own centroid
+//! is nearer than all bounds keeps its label. If the bounds leave centroids of the list only, these are computed;
+//! otherwise the row is compared with all centroids by quantised codes, which renews its list.
+//!
+//! With few centroids for the dimension of the rows, [Elkan's bounds](super::elkan), one for each
+//! pair, are kept instead.
+//!
+//! Labels and distances are those of the definition: bounds only decide which pairs are computed.
+
+pub(super) mod bound_list;
+mod scan;
+
+use rayon::prelude::*;
+
+pub(super) use self::bound_list::up;
+use self::bound_list::{BoundList, LENGTH};
+use self::scan::{CandidateScan, TOGETHER};
+use super::quantized_centroids::{Measure, QuantizedCentroids};
+use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
+use crate::device::cpu::exact;
+
+use crate::device::cpu::quantize::base::QuantizedBase;
+use crate::device::cpu::quantize::quantized_rows::QuantizedRows;
+use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::simd_real::SimdReal;
+use crate::error::{Error, Result};
+use crate::job::{Job, Reserved};
+use crate::metric::{Metric, Sum};
+use crate::rows::Rows;
+
+/// Rows of a task.
+const BLOCK: usize = 512;
+
+/// `(dim, k)` up to which comparing rows with all centroids is as fast as keeping lists. AVX-512 and [Hamerly's
+/// bounds](super::hamerly) extend the range.
+const FEW: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 48)];
+const FEW_WITH_AVX512: (usize, usize) = (256, 128);
+const FEW_WITH_HAMERLY: (usize, usize) = (32, 1024);
+
+/// Whether `dim` and `k` are small enough that lists of bounds do not pay.
+pub(in crate::device::cpu) fn is_small(
+    (metric, level): (Metric, Level),
+    dim: usize,
+    k: usize,
+) -> bool {
+    let with_hamerly = (metric == Metric::SqEuclidean).then_some(FEW_WITH_HAMERLY);
+    let mut few =
+        FEW.into_iter().chain(level.has_avx512().then_some(FEW_WITH_AVX512)).chain(with_hamerly);
+    few.any(|(most_dim, most)| dim <= most_dim && k <= most)
+}
+
+/// With more dimensions, sums overflow 32 bits.
+pub(super) const MOST_DIM: usize = 1 << 15;
+
+/// The most candidates of the rows that are scanned together, if bounds rule out no centroid.
+const MOST_FOUND: usize = 1 << 19;
+
+/// The margin by which a list's radius exceeds the distance of the row's own centroid, relative to that: at first,
+/// and its least and largest value.
+const FIRST_MARGIN: f64 = 0.1;
+const MARGINS: (f64, f64) = (0.005, 1.0);
+
+/// Bounds are given up after a round that computes more than `rows · (k / ONE_COMPUTED_IN + FREE)` pairs.
+const ONE_COMPUTED_IN: usize = 8;
+const FREE: usize = 4;
+
+/// See the [module](self).
+pub(in crate::device::cpu) struct Drake<T> {
+    rows: Rows,
+    measure: Measure,
+    rounded: QuantizedRows,
+    lists: Vec<BoundList>,
+    /// The centroids of the last round.
+    before: Vec<T>,
+    margin: f64,
+    /// Whether bounds were given up: they decided too little, or memory ran out.
+    is_given_up: bool,
+    reserved: Reserved,
+}
+
+/// Rows of a task.
+struct DrakeBlock<'a, T> {
+    /// The number of the first.
+    first: usize,
+    labels: &'a mut [u32],
+    /// The costs of the rows that were computed.
+    costs: &'a mut [T],
+    lists: &'a mut [BoundList],
+}
+
+impl<T> DrakeBlock<'_, T> {
+    /// The pair of a row of the block and a centroid, with the row's number among all rows.
+    fn pair(&self, row: u32, centroid: u32) -> (u32, u32) {
+        (self.first as u32 + row, centroid)
+    }
+}
+
+/// Buffers that a thread reuses.
+#[derive(Default)]
+struct ListScratch {
+    scan: CandidateScan,
+    /// Always left empty.
+    pairs: Vec<(u32, u32)>,
+    uncertain: Vec<u32>,
+    scanned: Vec<u32>,
+}
+
+/// The work done for some rows.
+#[derive(Default, Clone, Copy)]
+struct Done {
+    scanned: usize,
+    computed: usize,
+    /// Centroids found within the radius of the rows that were scanned.
+    found: usize,
+}
+
+impl<T: SimdReal> Drake<T> {
+    /// `None` without memory, for metrics without squares or products, and for dimensions and values that may
+    /// overflow.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    pub fn try_new(
+        rows: &Rows,
+        (metric, level): (Metric, Level),
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
+        if dim > MOST_DIM || metric.sum() == Sum::Absolute {
+            return Ok(None);
+        }
+        let bytes = rows.len() * (size_of::<BoundList>() + size_of::<f64>());
+        let mut reserved = match job.reserve("bounds of k-means", bytes) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            reserved => reserved?,
+        };
+        let Some(measure) = Measure::new(values, dim, (metric, level), job)? else {
+            return Ok(None);
+        };
+        reserved.shrink_to(rows.len() * size_of::<BoundList>());
+        let rounded = match QuantizedRows::new(values, dim, &measure.quantizer, job) {
+            Err(Error::HostMemory { .. }) => return Ok(None),
+            rounded => rounded?,
+        };
+        Ok(Some(Self {
+            rows: rows.clone(),
+            measure,
+            rounded,
+            lists: vec![BoundList::empty(); rows.len()],
+            before: Vec::new(),
+            margin: FIRST_MARGIN,
+            is_given_up: false,
+            reserved,
+        }))
+    }
+
+    /// Assigns the rows of a block.
+    fn block(
+        &self,
+        centroids: &QuantizedCentroids<'_, T, QuantizedBase>,
+        block: &mut DrakeBlock<'_, T>,
+        (has_labels, scratch): (bool, &mut ListScratch),
+    ) -> Done {
+        let ListScratch { scan, pairs, uncertain, scanned } = scratch;
+        scanned.clear();
+        if has_labels {
+            self.uncertain(centroids, block, uncertain);
+            pairs.extend(uncertain.iter().map(|row| block.pair(*row, block.labels[*row as usize])));
+            self.compute(centroids, block, pairs, true);
+            for row in uncertain.iter() {
+                let (own, list) = (block.labels[*row as usize], &block.lists[*row as usize]);
+                let bound = centroids.bound(list.own());
+                if bound < list.beyond() {
+                    pairs.extend(list.within(bound, own).map(|other| block.pair(*row, other)));
+                } else {
+                    scanned.push(*row);
+                }
+            }
+        } else {
+            scanned.extend(0..block.labels.len() as u32);
+        }
+        let own = if has_labels { uncertain.len() } else { 0 };
+        let mut done = Done { scanned: scanned.len(), computed: own + pairs.len(), found: 0 };
+        self.compute(centroids, block, pairs, false);
+        let together = (MOST_FOUND / centroids.moved.len()).clamp(1, TOGETHER);
+        for some in scanned.chunks(together) {
+            let found = self.scan(centroids, block, (some, has_labels), (scan, pairs));
+            done.computed += found.computed;
+            done.found += found.found;
+        }
+        done
+    }
+
+    /// Ages lists, and finds the rows to which a centroid other than their own may be nearer.
+    fn uncertain(
+        &self,
+        centroids: &QuantizedCentroids<'_, T, QuantizedBase>,
+        block: &mut DrakeBlock<'_, T>,
+        uncertain: &mut Vec<u32>,
+    ) {
+        let (moved, most) = (centroids.moved.as_slice(), centroids.most_moved);
+        uncertain.clear();
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                for (row, (list, own)) in
+                    block.lists.iter_mut().zip(block.labels.iter()).enumerate()
+                {
+                    let others = list.age(*own, moved, most);
+                    if centroids.bound(list.own()) >= others {
+                        uncertain.push(row as u32);
+                    }
+                }
+            },
+        );
+    }
+
+    /// Compares rows with all centroids by quantised codes, computes the candidates, and renews the rows' lists.
+    fn scan(
+        &self,
+        centroids: &QuantizedCentroids<'_, T, QuantizedBase>,
+        block: &mut DrakeBlock<'_, T>,
+        (rows, has_labels): (&[u32], bool),
+        (scan, pairs): (&mut CandidateScan, &mut Vec<(u32, u32)>),
+    ) -> Done {
+        let mut done = Done::default();
+        let reach = |row: u32| match has_labels {
+            true => {
+                let own = f64::from(centroids.bound(block.lists[row as usize].own()));
+                (own / centroids.unit * (1.0 + self.margin)).powi(2)
+            }
+            false => f64::INFINITY,
+        };
+        let asked = rows.iter().map(|row| (block.first + *row as usize, reach(*row)));
+        scan.run(&centroids.rounded, (&self.rounded, asked), centroids.unit);
+        if !has_labels {
+            for (row, (_, _, best)) in rows.iter().zip(scan.found()) {
+                block.labels[*row as usize] = best;
+                pairs.push(block.pair(*row, best));
+            }
+            done.computed += pairs.len();
+            self.compute(centroids, block, pairs, true);
+        }
+        for (row, (found, reach, _)) in rows.iter().zip(scan.found()) {
+            let (own, list) = (block.labels[*row as usize], &mut block.lists[*row as usize]);
+            let (bound, beyond) = (centroids.bound(list.own()), centroids.beyond(reach));
+            done.found += found.len();
+            if bound < beyond {
+                let near = found.iter().filter(|entry| entry.least <= bound);
+                let others = near.map(|entry| entry.centroid).filter(|other| *other != own);
+                pairs.extend(others.map(|other| block.pair(*row, other)));
+            } else {
+                let others = (0..centroids.moved.len() as u32).filter(|other| *other != own);
+                pairs.extend(others.map(|other| block.pair(*row, other)));
+            }
+        }
+        done.computed += pairs.len();
+        self.compute(centroids, block, pairs, false);
+        for (row, (found, reach, _)) in rows.iter().zip(scan.found()) {
+            let row = *row as usize;
+            block.lists[row].set(found, block.labels[row], centroids.beyond(reach));
+        }
+        done
+    }
+
+    /// Computes pairs of a row (by its number among all rows) and a centroid. With `is_own`, the centroid is the
+    /// row's own; without, the nearest centroid becomes the row's own.
+    fn compute(
+        &self,
+        centroids: &QuantizedCentroids<'_, T, QuantizedBase>,
+        block: &mut DrakeBlock<'_, T>,
+        pairs: &mut Vec<(u32, u32)>,
+        is_own: bool,
+    ) {
+        let Measure { metric, level, .. } = self.measure;
+        let DrakeBlock { first, labels, costs, lists } = block;
+        let found = |(row, centroid): (u32, u32), sum: T| {
+            let (row, cost) = (row as usize - *first, metric.distance(sum));
+            if !is_own {
+                lists[row].learn(centroid, centroids.least(cost));
+            }
+            if is_own || (cost, centroid) < (costs[row], labels[row]) {
+                (costs[row], labels[row]) = (cost, centroid);
+                lists[row].set_own(centroids.most(cost));
+            }
+        };
+        let (queries, base) = (self.rows.reals().unwrap_or_default(), centroids.values);
+        let dim = self.rows.matrix().dim();
+        exact::PairSums { metric, queries, base, dim, pairs, found }.compute(level);
+        pairs.clear();
+    }
+
+    /// Adapts the margin, so that the next lists hold about [`LENGTH`] centroids.
+    fn adapt(&mut self, done: Done) {
+        let (least, most) = MARGINS;
+        if done.scanned > 0 {
+            let found = done.found as f64 / done.scanned as f64;
+            let wanted = LENGTH as f64;
+            let factor = (wanted / found.max(1.0)).sqrt().clamp(0.5, 1.5);
+            self.margin = (self.margin * factor).clamp(least, most);
+        }
+    }
+
+    /// Leaves all further rounds to searches.
+    fn give_up(&mut self) {
+        self.is_given_up = true;
+        self.lists = Vec::new();
+        self.rounded.clear();
+        self.reserved.shrink_to(0);
+    }
+}
+
+impl<T: SimdReal> Assigner for Drake<T> {
+    fn assign(
+        &mut self,
+        centroids: &Rows,
+        labels: &mut Vec<u32>,
+        job: &Job,
+    ) -> Result<Option<Assigned>> {
+        let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
+            return Ok(None);
+        };
+        let rounded = match self.measure.quantized((centroids, values), job) {
+            Err(Error::HostMemory { .. }) => {
+                self.give_up();
+                return Ok(None);
+            }
+            rounded => rounded?,
+        };
+        let has_labels = !labels.is_empty();
+        if !has_labels || rounded.is_none() || self.before.len() != values.len() {
+            self.lists.iter_mut().for_each(BoundList::forget);
+        }
+        // A round that is cut short leaves no bounds.
+        let before = std::mem::take(&mut self.before);
+        let Some(rounded) = rounded else { return Ok(None) };
+        let rounded = self.measure.centroids((values, rounded), &before);
+        labels.resize(self.rows.len(), 0);
+        let mut lists = std::mem::take(&mut self.lists);
+        let blocks = labels.par_chunks_mut(BLOCK).zip(lists.par_chunks_mut(BLOCK)).enumerate();
+        let assign = |scratch: &mut ListScratch, (block, (labels, lists)): (_, (&mut [u32], _))| {
+            job.check()?;
+            let (first, count) = (block * BLOCK, labels.len());
+            let costs = &mut [T::ZERO; BLOCK][..count];
+            let mut before = [0; BLOCK];
+            before[..count].copy_from_slice(labels);
+            let mut block = DrakeBlock { first, labels, costs, lists };
+            let done = self.block(&rounded, &mut block, (has_labels, scratch));
+            let rows = (first as u32..).zip(before.into_iter().zip(block.labels.iter()));
+            let moved = rows.filter(|(_, (before, now))| has_labels && before != *now);
+            let moved: Vec<Moved> = moved.map(|(row, (before, _))| (row, before)).collect();
+            Ok((done, moved))
+        };
+        let done: Result<Vec<_>> = blocks.map_init(ListScratch::default, assign).collect();
+        self.lists = lists;
+        let (done, moved): (Vec<Done>, Vec<_>) = done?.into_iter().unzip();
+        let done = done.into_iter().fold(Done::default(), |all, done| Done {
+            scanned: all.scanned + done.scanned,
+            computed: all.computed + done.computed,
+            found: all.found + done.found,
+        });
+        self.before.extend_from_slice(values);
+        let k = centroids.len();
+        if has_labels {
+            self.adapt(done);
+        }
+        if done.computed > self.rows.len() * (k / ONE_COMPUTED_IN + FREE) {
+            self.give_up();
+        }
+        let (pairs, rechecked) = (done.computed + done.scanned * k, done.computed);
+        let work = Work { pairs: pairs as u64, rechecked: rechecked as u64, ..Work::default() };
+        Ok(Some(Assigned { moved: moved.concat(), work }))
+    }
+
+    fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
+        let Measure { metric, level, .. } = self.measure;
+        distances::<T>((&self.rows, centroids), labels, (metric, level), job)
+    }
+
+    fn undecided(&self, centroids: &Rows, labels: &[u32]) -> Option<Vec<u32>> {
+        let values = centroids.reals::<T>().filter(|_| !self.is_given_up)?;
+        let centroids = self.measure.centroids((values, ()), &[]);
+        let lists = (0..).zip(self.lists.iter().zip(labels));
+        let others = lists.map(|(row, (list, own))| (row, list.own(), list.others(*own)));
+        let near = others.filter(|(_, own, others)| centroids.bound(*own) >= *others);
+        Some(near.map(|(row, ..)| row).collect())
+    }
+}
+
+/// The distance of every row from the centroid of its label.
+pub(super) fn distances<T: SimdReal>(
+    (rows, centroids): (&Rows, &Rows),
+    labels: &[u32],
+    (metric, level): (Metric, Level),
+    job: &Job,
+) -> Result<Distances> {
+    let (queries, base) = (rows.reals().unwrap_or_default(), centroids.reals::<T>());
+    let (base, dim) = (base.unwrap_or_default(), rows.matrix().dim());
+    let mut distances = vec![T::ZERO; labels.len()];
+    let blocks = distances.par_chunks_mut(BLOCK).zip(labels.par_chunks(BLOCK)).enumerate();
+    blocks.try_for_each(|(block, (distances, labels))| {
+        job.check()?;
+        let first = (block * BLOCK) as u32;
+        let pairs: Vec<_> = (first..).zip(labels.iter().copied()).collect();
+        let pairs = pairs.as_slice();
+        let found = |(row, _): (u32, u32), sum| {
+            distances[(row - first) as usize] = metric.distance(sum);
+        };
+        exact::PairSums { metric, queries, base, dim, pairs, found }.compute(level);
+        Ok::<_, Error>(())
+    })?;
+    Ok(Distances::of(distances))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! Exact distances of chosen pairs, from rows in their original layout.
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use crate::device::contract::{Candidates, Distances};
+use crate::device::cpu::exact;
+use crate::device::cpu::simd::level::Level;
+use crate::device::cpu::simd::simd_real::SimdReal;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::matrix::Real;
+use crate::metric::Metric;
+use crate::rows::Rows;
+
+/// Pairs of a task, and those of sets, which may be large.
+const TASK_PAIRS: usize = 4096;
+const TASK_SETS: usize = 64;
+
+/// See [`SearchDevice::distances_of`](crate::device::SearchDevice::distances_of).
+pub(super) fn distances_of(
+    queries: &Rows,
+    base: &Rows,
+    metric: Metric,
+    (candidates, level): (&Candidates<'_>, Level),
+    job: &Job,
+) -> Result<Distances> {
+    assert!(u32::try_from(queries.len()).is_ok(), "pairs are of 32 bits");
+    let of = ((metric, base.matrix().dim()), (candidates, level));
+    if let (Some(from), Some(to)) = (queries.reals::<f64>(), base.reals::<f64>()) {
+        return numbers((from, to), of.0, of.1, job).map(Distances::F64);
+    }
+    if let (Some(from), Some(to)) = (queries.reals::<f32>(), base.reals::<f32>()) {
+        return numbers((from, to), of.0, of.1, job).map(Distances::F32);
+    }
+    if let (Some((from, first)), Some((to, start))) = (queries.sets(), base.sets()) {
+        let sets = |pairs: &[(u32, u32)], found: &mut [f32]| {
+            for (found, (query, row)) in found.iter_mut().zip(pairs) {
+                *found = from.rounded_distance(first + *query as usize, to, start + *row as usize);
+            }
+        };
+        return each(candidates, TASK_SETS, sets, job).map(Distances::F32);
+    }
+    let (from, to) = (queries.words().unwrap_or_default(), base.words().unwrap_or_default());
+    let width = base.matrix().width();
+    let bits = |pairs: &[(u32, u32)], found: &mut [f32]| {
+        pulp::Arch::new().dispatch(BitPairs { metric, width, from, to, pairs, found });
+    };
+    each(candidates, TASK_PAIRS, bits, job).map(Distances::F32)
+}
+
+/// The distances of pairs of rows of numbers.
+fn numbers<T: SimdReal>(
+    (queries, base): (&[T], &[T]),
+    (metric, dim): (Metric, usize),
+    (candidates, level): (&Candidates<'_>, Level),
+    job: &Job,
+) -> Result<Vec<T>> {
+    let distances = |pairs: &[(u32, u32)], distances: &mut [T]| {
+        let mut to = distances.iter_mut();
+        let found = |_, sum| {
+            if let Some(to) = to.next() {
+                *to = metric.distance(sum);
+            }
+        };
+        exact::PairSums { metric, queries, base, dim, pairs, found }.compute(level);
+    };
+    each(candidates, TASK_PAIRS, distances, job)
+}
+
+/// The distances of pairs of rows of bits.
+struct BitPairs<'a> {
+    metric: Metric,
+    width: usize,
+    from: &'a [u64],
+    to: &'a [u64],
+    pairs: &'a [(u32, u32)],
+    found: &'a mut [f32],
+}
+
+impl WithSimd for BitPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        let Self { metric, width, from, to, pairs, found } = self;
+        for (found, (query, row)) in found.iter_mut().zip(pairs) {
+            let (x, y) =
+                (&from[*query as usize * width..][..width], &to[*row as usize * width..][..width]);
+            *found = metric.distance_of_bits(x, y);
+        }
+    }
+}
+
+/// The distances of all pairs, in their order.
+fn each<T: Real>(
+    candidates: &Candidates<'_>,
+    together: usize,
+    distances: impl Fn(&[(u32, u32)], &mut [T]) + Sync,
+    job: &Job,
+) -> Result<Vec<T>> {
+    let mut found = vec![T::ZERO; candidates.len()];
+    found.par_chunks_mut(together).enumerate().try_for_each(|(task, found)| {
+        job.check()?;
+        let pairs = candidates.pairs_from(task * together).take(found.len());
+        let pairs: Vec<_> = pairs.map(|(query, row)| (query as u32, row)).collect();
+        distances(&pairs, found);
+        Ok::<_, Error>(())
+    })?;
+    Ok(found)
+}
