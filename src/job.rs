@@ -32,7 +32,7 @@ pub trait Budget: Send + Sync {
     fn shrink(&self, bytes: usize);
 
     /// Evicts caches, in host and device memory. Returns whether there were any.
-    fn give_way(&self) -> bool {
+    fn evict_idle(&self) -> bool {
         false
     }
 }
@@ -166,16 +166,16 @@ impl Job {
     ///
     /// # Errors
     /// Those of the work.
-    pub fn with_room<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    pub fn retry_after_eviction<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         match work() {
-            Err(Error::DeviceMemory { .. }) if self.give_way() => work(),
+            Err(Error::DeviceMemory { .. }) if self.evict_idle() => work(),
             done => done,
         }
     }
 
     /// Evicts caches. Returns whether there were any.
-    pub fn give_way(&self) -> bool {
-        self.budget.as_ref().is_some_and(|budget| budget.give_way())
+    pub fn evict_idle(&self) -> bool {
+        self.budget.as_ref().is_some_and(|budget| budget.evict_idle())
     }
 
     /// Counts bytes that are about to be allocated; `what` names them in the error.

@@ -119,8 +119,8 @@ pub mod plan {
     pub use crate::algo::kmeans::KMeansParams;
     pub use crate::algo::knn::{KnnParams, LshParams};
     pub use crate::exec::{
-        DbscanExec, DbscanOutput, DbscanSpec, InTurnExec, InputExec, KMeansExec, KMeansOutput,
-        KMeansSpec, KnnExec, KnnSpec, NumberedExec, VectorColumn,
+        DbscanExec, DbscanOutput, DbscanSpec, InputExec, KMeansExec, KMeansOutput, KMeansSpec,
+        KnnExec, KnnSpec, OrderedConcatExec, RowNumberExec, VectorColumn,
     };
     pub use crate::sql::{
         DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode, LshArguments,

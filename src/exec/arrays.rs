@@ -6,15 +6,15 @@ use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array, make_a
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema};
 
-use super::column::{VectorColumn, common_kind, kind_of_vector};
-use super::hashed::KnnLsh;
-use super::vectors::VectorReader;
 use crate::algo::dbscan::{DbscanParams, Density, dbscan as by_density};
 use crate::algo::kmeans::{Clustering, Init, KMeansParams, kmeans as cluster};
-use crate::algo::knn::{Found, KnnParams, LshParams, Method, open_base};
+use crate::algo::knn::{KnnParams, LshParams, Method, SearchResult, open_base};
 use crate::device::{AnyDevice, QueryRows};
 use crate::error::{Error, Result};
-use crate::exec::output::array_of;
+use crate::exec::knn_lsh_builder::KnnLsh;
+use crate::exec::operator::output::array_of;
+use crate::exec::read::vector_column::{VectorColumn, common_kind, kind_of_vector};
+use crate::exec::read::vector_reader::VectorReader;
 use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -158,7 +158,8 @@ fn neighbors(
         training: None,
     });
     let search = open_base(device, base, KnnParams::try_new(k, metric)?, method, &job)?;
-    let Found { neighbors: found, starts, .. } = search.search(&queries, query_rows, &job)?;
+    let SearchResult { neighbors: found, starts, .. } =
+        search.search(&queries, query_rows, &job)?;
     let starts = starts
         .unwrap_or_else(|| (0..=queries.len()).map(|query| query * found.per_query).collect());
     let lists = || starts.windows(2).map(|list| list[1] - list[0]);

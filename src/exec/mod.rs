@@ -2,50 +2,34 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
-mod at_once;
-mod buckets;
-mod chosen;
-mod collect;
-mod column;
-mod complete;
 mod dbscan;
-mod dictionaries;
-mod groups;
-mod hashed;
-mod idle;
 mod inputs;
 mod kmeans;
 mod knn;
-mod lists;
-mod numbers;
-mod omitted;
-mod output;
-mod pairs;
-mod phases;
-mod placing;
-mod rows;
-mod side;
+mod knn_lsh_builder;
+mod lsh_buckets;
+mod operator;
+mod read;
+mod row_distances;
 mod stored;
-mod vectors;
-mod weights;
 
 use datafusion::common::DataFusionError;
 
 pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact, knn_lsh};
-pub use buckets::{bucket_field, bucket_fields, row_buckets};
-pub use column::VectorColumn;
-pub(crate) use column::{common_kind, kind_of_vector, vector_name, weight_name};
 pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
-pub use hashed::KnnLsh;
-pub use inputs::{InTurnExec, InputExec, NumberedExec, ShowInputs};
-pub(crate) use inputs::{check_bounded, in_turn, plan_input};
+pub use inputs::{InputExec, OrderedConcatExec, RowNumberExec, ShowInputs};
+pub(crate) use inputs::{check_bounded, ordered_concat, plan_input};
 pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};
 pub use knn::{KnnExec, KnnSpec, knn_fields};
-pub use pairs::row_distances;
-pub use side::Side;
-pub(crate) use stored::{IndexScanExec, IndexSink, StoredIndex};
+pub use knn_lsh_builder::KnnLsh;
+pub use lsh_buckets::{bucket_field, bucket_fields, row_buckets};
+pub use read::input_columns::InputColumns;
+pub use read::vector_column::VectorColumn;
+pub(crate) use read::vector_column::{common_kind, kind_of_vector, vector_name, weight_name};
 #[cfg(feature = "internals")]
-pub use vectors::VectorReader;
+pub use read::vector_reader::VectorReader;
+pub use row_distances::row_distances;
+pub(crate) use stored::{IndexScanExec, IndexSink, StoredIndex};
 
 use crate::error::Error;
 

@@ -10,7 +10,7 @@ use datafusion::datasource::MemTable;
 use datafusion::error::Result;
 use datafusion::logical_expr::ScalarUDF;
 
-use super::call::{Argument, Kind, LISTING};
+use super::call::{Argument, ArgumentKind, LISTING};
 use super::{distance, functions};
 
 /// The table function `neighbors_functions`.
@@ -58,7 +58,7 @@ fn of_function(
     arguments.zip(1..).map(move |(argument, position)| Listed {
         function: function.to_string(),
         function_type,
-        position: (argument.kind != Kind::Relation).then_some(position),
+        position: (argument.kind != ArgumentKind::Relation).then_some(position),
         name: argument.name.to_string(),
         accepted: argument.kind.accepted(),
         default: argument.default,
@@ -74,7 +74,7 @@ fn of_scalar(function: ScalarUDF) -> Vec<Listed> {
         function_type: "SCALAR",
         position: Some(position),
         name,
-        accepted: Kind::Columns.accepted(),
+        accepted: ArgumentKind::Columns.accepted(),
         default: None,
         meaning,
     });

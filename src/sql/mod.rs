@@ -10,10 +10,10 @@ mod kmeans;
 mod knn;
 mod listing;
 mod options;
+mod plan_barrier;
 mod planner;
 mod predicate;
 mod pushdown;
-mod sealed;
 mod window;
 
 use std::any::Any;
@@ -163,7 +163,8 @@ fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let listing = TableFunction::new(LISTING.to_string(), Arc::new(listing::Listing));
     tables.insert(LISTING.to_string(), Arc::new(listing));
     let windows = builder.window_functions().get_or_insert_with(Vec::new);
-    let ours = functions::WINDOWS.iter().map(|ours| WindowUDF::from(window::Form::new(ours)));
+    let ours =
+        functions::WINDOWS.iter().map(|ours| WindowUDF::from(window::GroupWindowUdf::new(ours)));
     windows.extend(ours.map(Arc::new));
     builder.analyzer_rules().get_or_insert_with(Vec::new).push(Arc::new(window::WindowForm));
     builder = index::install(builder);

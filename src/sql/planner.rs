@@ -23,7 +23,7 @@ use super::call::{
 };
 use super::functions::{self, family};
 use super::options::{InputOrder, NeighborsOptions};
-use super::sealed::{Sealed, seal};
+use super::plan_barrier::{PlanBarrier, add_barriers};
 use crate::exec::{InputExec, check_bounded, plan_input};
 
 /// A relation planner for calls of this crate's table functions, with named arguments, subqueries
@@ -146,8 +146,8 @@ impl ExtensionPlanner for NeighborsPlanner {
         session: &dyn Session,
         _context: &PhysicalPlanningContext,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        if let Some(Sealed { input, .. }) = node.as_any().downcast_ref() {
-            return plan_input(planner, seal(input.clone())?, session).await.map(Some);
+        if let Some(PlanBarrier { input, .. }) = node.as_any().downcast_ref() {
+            return plan_input(planner, add_barriers(input.clone())?, session).await.map(Some);
         }
         let Some(node) = family(node) else {
             return Ok(None);
@@ -157,9 +157,9 @@ impl ExtensionPlanner for NeighborsPlanner {
         for ((name, input), logical) in
             node.input_names().iter().zip(&mut inputs).zip(logical_inputs)
         {
-            // A foreign query planner has planned the input without sealing it.
+            // A foreign query planner has planned the input without a barrier.
             if options.input_order == InputOrder::Exact && !input.is::<InputExec>() {
-                *input = plan_input(planner, seal((*logical).clone())?, session).await?;
+                *input = plan_input(planner, add_barriers((*logical).clone())?, session).await?;
             }
             check_bounded(name, input)?;
         }
@@ -200,7 +200,9 @@ impl QueryPlanner for NeighborsQueryPlanner {
         planners.push(Arc::new(NeighborsPlanner));
         let planner = DefaultPhysicalPlanner::with_extension_planners(planners);
         match NeighborsOptions::of(session.config_options()).input_order {
-            InputOrder::Exact => planner.create_physical_plan(&seal(plan.clone())?, session).await,
+            InputOrder::Exact => {
+                planner.create_physical_plan(&add_barriers(plan.clone())?, session).await
+            }
             InputOrder::Any => planner.create_physical_plan(plan, session).await,
         }
     }

@@ -20,7 +20,7 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::AnalyzerRule;
 
-use super::call::{Compared, GroupFunction, Labelled};
+use super::call::{GroupFunction, Labelled, VectorKind};
 use super::functions;
 use crate::exec::{VectorColumn, kind_of_vector, vector_name};
 use crate::matrix::ElementKind;
@@ -28,13 +28,13 @@ use crate::matrix::ElementKind;
 /// The registration of a window function with DataFusion: its name and types. [`WindowForm`]
 /// replaces it by a node in every plan.
 #[derive(Debug)]
-pub(super) struct Form {
+pub(super) struct GroupWindowUdf {
     function: &'static GroupFunction,
     documentation: Documentation,
     signature: Signature,
 }
 
-impl Form {
+impl GroupWindowUdf {
     pub(super) fn new(function: &'static GroupFunction) -> Self {
         let section = DocSection { include: true, label: function.section, description: None };
         let syntax = format!("{} OVER ([PARTITION BY …])", function.syntax());
@@ -47,21 +47,21 @@ impl Form {
     }
 }
 
-impl PartialEq for Form {
+impl PartialEq for GroupWindowUdf {
     fn eq(&self, other: &Self) -> bool {
         self.function.name == other.function.name
     }
 }
 
-impl Eq for Form {}
+impl Eq for GroupWindowUdf {}
 
-impl Hash for Form {
+impl Hash for GroupWindowUdf {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.function.name.hash(state);
     }
 }
 
-impl WindowUDFImpl for Form {
+impl WindowUDFImpl for GroupWindowUdf {
     fn name(&self) -> &str {
         self.function.name
     }
@@ -78,7 +78,7 @@ impl WindowUDFImpl for Form {
         let vector = match &types[0] {
             // The vector is coerced to the dictionary's value type.
             DataType::Dictionary(_, values) => values.as_ref().clone(),
-            DataType::Null => Compared::Numbers.of_nulls(),
+            DataType::Null => VectorKind::Numbers.of_nulls(),
             found => found.clone(),
         };
         match kind_of_vector(&vector, None) {
@@ -87,7 +87,7 @@ impl WindowUDFImpl for Form {
             }
             _ => {
                 let (name, found) = (self.function.name, &types[0]);
-                let advice = Compared::Numbers.advice("v", &vector);
+                let advice = VectorKind::Numbers.advice("v", &vector);
                 plan_err!(
                     "{name}: argument 'v' is of type {found}; accepted are lists of numbers{advice}"
                 )
@@ -139,7 +139,7 @@ fn ours(expr: &Expr) -> Option<(&'static GroupFunction, &WindowFunctionParams)> 
         Expr::WindowFunction(function) => {
             let WindowFunction { fun, params } = function.as_ref();
             let WindowFunctionDefinition::WindowUDF(udf) = fun else { return None };
-            udf.inner().is::<Form>().then_some(())?;
+            udf.inner().is::<GroupWindowUdf>().then_some(())?;
             let function = functions::WINDOWS.iter().find(|ours| ours.name == udf.name())?;
             Some((*function, params))
         }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use datafusion_neighbors::internals::algo::knn::{
-    Found, InTurnSearch, Index, KnnParams, LoadedTables, LshParams, Method, Part, Scoring,
-    StoredSearch, StoredTables, TablesBuilder, open_base, open_stored,
+    Index, KnnParams, LoadedTables, LshParams, Method, MultiPassSearch, PartialTopK, Scoring,
+    SearchResult, StoredSearch, StoredTables, TablesBuilder, open_base, open_stored,
 };
 use datafusion_neighbors::internals::device::{AnyDevice, Distances, QueryRows};
 use datafusion_neighbors::internals::index::lsh::{
@@ -80,7 +80,7 @@ pub fn trials() -> Vec<(String, Test)> {
 pub fn trials_of_gpus() -> Vec<(String, Test)> {
     let all: [(&str, Check); 2] = [
         ("little_memory", |_| little_memory()),
-        ("idle_bases_give_way", |_| idle_bases_give_way()),
+        ("idle_bases_are_evicted", |_| idle_bases_are_evicted()),
     ];
     all.map(|(name, run)| (format!("lsh::{name}"), Box::new(run) as Test)).into()
 }
@@ -264,12 +264,12 @@ fn check_against(
         return Err(format!("{}: other neighbours", what()).into());
     }
     let sizes = wanted.sizes;
-    let counted = (index.buckets, index.largest, found.hashed.visited);
+    let counted = (index.buckets, index.largest, found.lsh.visited);
     if params.scoring.is_none() && counted != sizes {
         let what = what();
         return Err(format!("{what}: buckets, largest, visited {counted:?}, not {sizes:?}").into());
     }
-    let (pairs, visited) = (found.neighbors.work.pairs, found.hashed.visited);
+    let (pairs, visited) = (found.neighbors.work.pairs, found.lsh.visited);
     if pairs > visited || pairs < found.neighbors.rows.len() as u64 {
         return Err(format!("{}: {pairs} pairs of {visited} visited", what()).into());
     }
@@ -395,7 +395,7 @@ fn search(
     k: usize,
     params: &LshParams,
     metric: Metric,
-) -> Result<Found, Error> {
+) -> Result<SearchResult, Error> {
     Ok(search_and_index(device, sides, k, params, metric)?.0)
 }
 
@@ -405,7 +405,7 @@ fn search_and_index(
     k: usize,
     params: &LshParams,
     metric: Metric,
-) -> Result<(Found, Index), Error> {
+) -> Result<(SearchResult, Index), Error> {
     let (queries, query_rows) = match queries {
         Some(queries) => (queries, QueryRows::Separate),
         None => (base, QueryRows::OfBase { first: 0 }),
@@ -419,7 +419,7 @@ fn search_and_index(
 }
 
 /// For each query its neighbours, as rows and distances.
-fn lists(found: &Found) -> Vec<Vec<(u32, f64)>> {
+fn lists(found: &SearchResult) -> Vec<Vec<(u32, f64)>> {
     let distances: Vec<f64> = match &found.neighbors.distances {
         Distances::F32(distances) => distances.iter().map(|x| f64::from(*x)).collect(),
         Distances::F64(distances) => distances.clone(),
@@ -632,12 +632,12 @@ impl<T: Send> Budget for Kept<T> {
 
     fn shrink(&self, _bytes: usize) {}
 
-    fn give_way(&self) -> bool {
+    fn evict_idle(&self) -> bool {
         self.0.lock().is_ok_and(|mut kept| kept.take().is_some())
     }
 }
 
-fn idle_bases_give_way() -> Result<(), Failed> {
+fn idle_bases_are_evicted() -> Result<(), Failed> {
     let metric = Metric::L2;
     let rows = |seed: u64| matrix_f32(&Kind::Normal.rows(seed, 40_000, 16), 16, metric);
     let (base, queries) = (rows(1), rows(2).slice(0..2000));
@@ -664,10 +664,12 @@ fn idle_bases_give_way() -> Result<(), Failed> {
         let job = Job::default().with_budget(kept.clone());
         let search = open_base(&device, base.clone(), knn, method(), &job)?;
         let found = search.search(&queries, QueryRows::Separate, &job)?;
-        let gave_way = kept.0.lock().is_ok_and(|kept| kept.is_none());
-        let of = |found: &Found| (found.neighbors.rows.clone(), found.neighbors.distances.clone());
-        if of(&found) != of(&wanted) || !gave_way {
-            return Err(format!("exact: {is_exact}, gave way: {gave_way}").into());
+        let is_evicted = kept.0.lock().is_ok_and(|kept| kept.is_none());
+        let of = |found: &SearchResult| {
+            (found.neighbors.rows.clone(), found.neighbors.distances.clone())
+        };
+        if of(&found) != of(&wanted) || !is_evicted {
+            return Err(format!("exact: {is_exact}, evicted: {is_evicted}").into());
         }
     }
     Ok(())
@@ -717,7 +719,7 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
         opened.search(tables, (knn, &params), (&queries, QueryRows::Separate), None, &job)
     };
     let all = load(0, 5)?;
-    let (StoredSearch::Together(together), StoredSearch::InTurn(in_turn)) =
+    let (StoredSearch::SinglePass(together), StoredSearch::MultiPass(in_turn)) =
         (open(Some(&all))?, open(None)?)
     else {
         return Err("tables are not searched as asked".into());
@@ -742,11 +744,11 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
 
 /// The finds of queries in tables that are loaded one after the other.
 fn one_by_one(
-    search: &dyn InTurnSearch,
+    search: &dyn MultiPassSearch,
     load: impl Fn(usize, usize) -> Result<LoadedTables, Error>,
     queries: &Rows,
     open: Option<&[u32]>,
-) -> Result<Part, Error> {
+) -> Result<PartialTopK, Error> {
     let job = Job::default();
     let of_table =
         |table: usize| search.search(&load(table, 1)?, (queries, QueryRows::Separate), open, &job);

@@ -1,25 +1,10 @@
 //! k nearest neighbours: the parameters, and opening a base for exact search or LSH.
 
-mod among;
-mod bound;
-mod choose;
-mod finder;
-mod found;
-mod hashing;
-mod in_buckets;
 mod lsh;
 mod params;
-mod places;
-mod ready;
-mod refine;
-mod sample;
-mod select;
-mod selection;
-mod sent;
-mod stored;
-mod tables;
-mod there;
-mod wanted;
+mod row_filter;
+mod search;
+mod top_k;
 
 use std::sync::Arc;
 
@@ -30,17 +15,14 @@ use crate::matrix::Matrix;
 use crate::metric::Metric;
 use crate::rows::Rows;
 
-pub use among::Part;
-pub use found::{Found, Index, KnnSearch};
-pub use hashing::{LshParams, Scoring};
 use lsh::LshSearch;
-pub use params::KnnParams;
-pub use ready::bucket_keys;
-pub use selection::Selection;
-pub use stored::{
-    InTurnSearch, StoredBase, StoredSearch, StoredTables, TablesBuilder, open_stored,
+pub use lsh::{
+    BuiltTable, BuiltTables, LoadedTables, LshParams, MultiPassSearch, PartialTopK, Scoring,
+    StoredBase, StoredSearch, StoredTables, TablesBuilder, bucket_keys, open_stored,
 };
-pub use tables::LoadedTables;
+pub use params::KnnParams;
+pub use row_filter::RowFilter;
+pub use search::{Index, KnnSearch, SearchResult};
 
 /// Length of a query's candidate list: the search returns the `k` of them with the smallest exact
 /// distances.
@@ -78,8 +60,8 @@ pub fn open_base(
     method: Method<'_>,
     job: &Job,
 ) -> Result<Box<dyn KnnSearch>> {
-    struct Open<'a>(Rows, KnnParams, Method<'a>, &'a Job);
-    impl OnDevice for Open<'_> {
+    struct OpenBase<'a>(Rows, KnnParams, Method<'a>, &'a Job);
+    impl OnDevice for OpenBase<'_> {
         type Output = Result<Box<dyn KnnSearch>>;
         fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
             let Self(base, params, method, job) = self;
@@ -96,5 +78,5 @@ pub fn open_base(
             })
         }
     }
-    device.for_kind(base.matrix().kind()).run(Open(base, params, method, job))
+    device.for_kind(base.matrix().kind()).run(OpenBase(base, params, method, job))
 }

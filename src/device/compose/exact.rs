@@ -364,7 +364,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             let some = self.base().slice(first..self.base().len().min(first + piece));
             let some = device.rows(&widened(&some, job)?, metric);
             let pairing = Pairing { first_base: first as u32, ..Pairing::default() };
-            job.with_room(|| device.prepare(&some, RowUse::Base { k }, job))?;
+            job.retry_after_eviction(|| device.prepare(&some, RowUse::Base { k }, job))?;
             device.top_k(&queries, &some, &pairing, &mut lists, job)?;
         }
         device.download(lists, job)

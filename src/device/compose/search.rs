@@ -81,9 +81,9 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let search = Self { device, metric, k, base, resident: Mutex::default() };
         let Self { device, base, .. } = &search;
         let fits = || base.len() <= device.capacity(&search.shape()).base;
-        if !base.is_empty() && (fits() || job.give_way() && fits()) {
+        if !base.is_empty() && (fits() || job.evict_idle() && fits()) {
             let rows = device.rows(base, metric);
-            match job.with_room(|| device.prepare(&rows, RowUse::Base { k }, job)) {
+            match job.retry_after_eviction(|| device.prepare(&rows, RowUse::Base { k }, job)) {
                 Ok(()) => *search.resident() = Some(Arc::new(rows)),
                 Err(Error::DeviceMemory { .. }) => {}
                 Err(other) => return Err(other),
@@ -182,8 +182,9 @@ impl<D: SearchDevice> StreamedSearch<D> {
                 };
                 let asked = (listed, definition);
                 let sides = (&block, &*base);
-                match job.with_room(|| self.append_exact(sides, &pairing, asked, (&mut found, job)))
-                {
+                match job.retry_after_eviction(|| {
+                    self.append_exact(sides, &pairing, asked, (&mut found, job))
+                }) {
                     Ok(true) => {}
                     Ok(false) => break,
                     // Exact distances on the host need less device memory.
@@ -277,7 +278,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
                 unreachable!("a block is held, or new")
             };
             let (block, base) = ((block, end - start), (resident.as_deref(), pieces.base));
-            match job.with_room(|| self.search_block(block, asked, base, (found, job))) {
+            match job.retry_after_eviction(|| self.search_block(block, asked, base, (found, job))) {
                 Ok(()) => {
                     if let (Some(new), Some(blocks)) =
                         (new, held.as_mut().and_then(|held| held.blocks.as_mut()))

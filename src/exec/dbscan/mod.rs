@@ -43,14 +43,14 @@ use datafusion::physical_plan::{
     PlanProperties,
 };
 
-use self::run::Call;
+use self::run::DbscanExecution;
 pub use self::spec::{DbscanOutput, DbscanSpec, dbscan_fields};
-use super::at_once;
-use super::chosen::{Asked, Chosen};
-use super::collect::expected_rows;
-use super::complete::Input;
-use super::omitted::{remaining, without_vectors};
-use super::side::Side;
+use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
+use crate::exec::operator::drain::InputStreams;
+use crate::exec::operator::pipeline_breaker;
+use crate::exec::operator::streams::expected_rows;
+use crate::exec::operator::vector_pruning::{remaining, without_vectors};
+use crate::exec::read::input_columns::InputColumns;
 
 /// Rows with their clusters by density, in one partition and in the order of the input.
 ///
@@ -59,27 +59,27 @@ use super::side::Side;
 #[derive(Debug)]
 pub struct DbscanExec {
     spec: Arc<DbscanSpec>,
-    side: Side,
+    input_columns: InputColumns,
     input: Arc<dyn ExecutionPlan>,
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
     /// The device, once it is known.
-    device: Chosen,
+    device: DeviceLabel,
 }
 
 impl DbscanExec {
     /// # Errors
     /// An input that lacks a column of the spec.
     pub fn try_new(spec: Arc<DbscanSpec>, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
-        let side = Side::try_new("input", &spec.vector, input.schema().fields())?;
+        let input_columns = InputColumns::try_new("input", &spec.vector, input.schema().fields())?;
         let fields = dbscan_fields(&spec.output, input.schema().fields())?;
         if spec.omits_vectors && !spec.may_omit_vectors() {
             return plan_err!(
                 "DbscanExec needs the columns of vectors for its output, weights or groups"
             );
         }
-        let fields = remaining(fields, &side, spec.omits_vectors);
+        let fields = remaining(fields, &input_columns, spec.omits_vectors);
         let schema = Arc::new(Schema::new(fields));
         let properties = Arc::new(PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
@@ -87,8 +87,8 @@ impl DbscanExec {
             EmissionType::Final,
             Boundedness::Bounded,
         ));
-        let (metrics, device) = (ExecutionPlanMetricsSet::new(), Chosen::default());
-        Ok(Self { spec, side, input, schema, properties, metrics, device })
+        let (metrics, device) = (ExecutionPlanMetricsSet::new(), DeviceLabel::default());
+        Ok(Self { spec, input_columns, input, schema, properties, metrics, device })
     }
 
     /// The specification: its parameters, and how its input is read.
@@ -97,12 +97,14 @@ impl DbscanExec {
     }
 
     /// The requested device, and the estimated work.
-    fn asked(&self) -> Asked {
-        let Self { spec, side, input, .. } = self;
-        let width = side.known_dim(input.schema().fields()).map(|dim| side.kind.width(dim));
+    fn device_request(&self) -> DeviceRequest {
+        let Self { spec, input_columns, input, .. } = self;
+        let width = input_columns
+            .known_dim(input.schema().fields())
+            .map(|dim| input_columns.kind.width(dim));
         let operations = expected_rows(input).zip(width);
         let operations = operations.map(|(rows, width)| spec.operations(rows, width));
-        Asked { choice: spec.device, operations }
+        DeviceRequest { choice: spec.device, operations }
     }
 }
 
@@ -113,7 +115,7 @@ impl DisplayAs for DbscanExec {
             ("eps", spec.params.eps().to_string()),
             ("min_points", spec.params.min_points().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", self.device.shown().unwrap_or_else(|| self.asked().shown())),
+            ("device", self.device.shown().unwrap_or_else(|| self.device_request().shown())),
             ("vector", format!("[{}]", spec.vector.names().join(", "))),
         ];
         if let Some(weight) = &spec.weight {
@@ -195,7 +197,7 @@ impl ExecutionPlan for DbscanExec {
         let Some(input) = inputs.first() else { return Ok(Arc::new(unknown)) };
         let input = input.as_ref().clone().to_inexact();
         let known = input.column_statistics;
-        let known = remaining(known, &self.side, self.spec.omits_vectors);
+        let known = remaining(known, &self.input_columns, self.spec.omits_vectors);
         let new = unknown.column_statistics.into_iter().skip(known.len());
         let mut found = Statistics {
             num_rows: input.num_rows,
@@ -219,7 +221,7 @@ impl ExecutionPlan for DbscanExec {
         if spec.omits_vectors || !spec.may_omit_vectors() {
             return Ok(None);
         }
-        without_vectors(projection, &self.side, || {
+        without_vectors(projection, &self.input_columns, || {
             let spec = DbscanSpec { omits_vectors: true, ..spec.as_ref().clone() };
             Ok(Arc::new(Self::try_new(Arc::new(spec), self.input.clone())?))
         })
@@ -233,11 +235,15 @@ impl ExecutionPlan for DbscanExec {
         if partition != 0 {
             return internal_err!("DbscanExec has one partition, not {partition}");
         }
-        let input = Input::start((&self.side, &self.input.schema()), &self.input, &context)?;
-        let Self { spec, side, schema, device, metrics, .. } = self;
-        let (spec, side, schema) = (spec.clone(), side.clone(), schema.clone());
-        let (asked, dim, device) = (self.asked(), input.dim, device.clone());
-        let call = Call { spec, side, schema, asked, dim, device };
-        Ok(at_once::stream(call, (None, input), &context, metrics))
+        let input = InputStreams::start(
+            (&self.input_columns, &self.input.schema()),
+            &self.input,
+            &context,
+        )?;
+        let Self { spec, input_columns, schema, device, metrics, .. } = self;
+        let (spec, input_columns, schema) = (spec.clone(), input_columns.clone(), schema.clone());
+        let (request, dim, device) = (self.device_request(), input.dim, device.clone());
+        let execution = DbscanExecution { spec, input_columns, schema, request, dim, device };
+        Ok(pipeline_breaker::stream(execution, (None, input), &context, metrics))
     }
 }

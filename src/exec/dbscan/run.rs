@@ -11,32 +11,34 @@ use super::spec::{DbscanOutput, DbscanSpec};
 use crate::algo::dbscan::{Density, dbscan};
 use crate::device::{AnyDevice, DbscanWork};
 use crate::error::Error;
-use crate::exec::at_once::{AtOnce, Found};
-use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::groups::Grouped;
-use crate::exec::output::AddColumns;
-use crate::exec::phases;
-use crate::exec::rows::Read;
-use crate::exec::side::Side;
-use crate::exec::vectors::VectorReader;
-use crate::exec::weights::weights;
+use crate::exec::operator::device_selection::{
+    DeviceLabel, DeviceRequest, may_fall_back, run_or_fall_back,
+};
+use crate::exec::operator::output::AddColumns;
+use crate::exec::operator::phases;
+use crate::exec::operator::pipeline_breaker::{OutputBatches, PipelineBreaker};
+use crate::exec::read::batch_reader::ReadRows;
+use crate::exec::read::input_columns::InputColumns;
+use crate::exec::read::partition_by::GroupedRows;
+use crate::exec::read::vector_reader::VectorReader;
+use crate::exec::read::weights::weights;
 use crate::job::{Job, Phase, Reserved};
 use crate::rows::Rows;
 
 /// The parameters and the metrics of one execution.
-pub(super) struct Call {
+pub(super) struct DbscanExecution {
     pub spec: Arc<DbscanSpec>,
-    pub side: Side,
+    pub input_columns: InputColumns,
     pub schema: SchemaRef,
     /// The requested device, and the estimated work.
-    pub asked: Asked,
+    pub request: DeviceRequest,
     /// The length of the vectors, if their type determines it.
     pub dim: Option<usize>,
     /// Records the device that is chosen.
-    pub device: Chosen,
+    pub device: DeviceLabel,
 }
 
-impl AtOnce for Call {
+impl PipelineBreaker for DbscanExecution {
     const NAME: &'static str = "DbscanExec";
     const PHASES: &'static [Phase] = phases::DBSCAN;
 
@@ -44,12 +46,12 @@ impl AtOnce for Call {
         self.schema.clone()
     }
 
-    fn asked(&self) -> Asked {
-        self.asked
+    fn device_request(&self) -> DeviceRequest {
+        self.request
     }
 
     fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
-        let (metric, kind, dim) = (self.spec.params.metric(), self.side.kind, self.dim);
+        let (metric, kind, dim) = (self.spec.params.metric(), self.input_columns.kind, self.dim);
         let has_weights = self.spec.weight.is_some();
         move |device| {
             if let Some(dim) = dim {
@@ -59,9 +61,9 @@ impl AtOnce for Call {
     }
 
     fn reader(&self) -> VectorReader {
-        let Self { spec, side, .. } = self;
+        let Self { spec, input_columns, .. } = self;
         let (vector, metric) = (spec.vector.clone(), spec.params.metric());
-        VectorReader::new("input", vector, side.kind, metric).unprepared()
+        VectorReader::new("input", vector, input_columns.kind, metric).unprepared()
     }
 
     fn omits_vectors(&self) -> bool {
@@ -71,10 +73,10 @@ impl AtOnce for Call {
     fn compute(
         self,
         _: Option<Vec<RecordBatch>>,
-        input: (Read, Vec<RecordBatch>),
+        input: (ReadRows, Vec<RecordBatch>),
         job: &Job,
         metrics: &ExecutionPlanMetricsSet,
-    ) -> Result<Found> {
+    ) -> Result<OutputBatches> {
         let (found, counts, peak) = self.solve(input, job)?;
         record(metrics, &counts);
         MetricBuilder::new(metrics).gauge("device_memory_peak", 0).set(peak as usize);
@@ -83,10 +85,10 @@ impl AtOnce for Call {
 }
 
 /// Records the metrics that EXPLAIN ANALYZE shows.
-fn record(set: &ExecutionPlanMetricsSet, found: &Counts) {
+fn record(set: &ExecutionPlanMetricsSet, found: &DbscanCounts) {
     let count =
         |name: &'static str, n: u64| MetricBuilder::new(set).counter(name, 0).add(n as usize);
-    let Counts { clusters, core, border, noise, work } = found;
+    let DbscanCounts { clusters, core, border, noise, work } = found;
     count("clusters", *clusters);
     count("core_rows", *core);
     count("border_rows", *border);
@@ -101,7 +103,7 @@ fn record(set: &ExecutionPlanMetricsSet, found: &Counts) {
 }
 
 /// Counts of clusters and rows, for EXPLAIN ANALYZE.
-struct Counts {
+struct DbscanCounts {
     clusters: u64,
     core: u64,
     border: u64,
@@ -109,7 +111,7 @@ struct Counts {
     work: DbscanWork,
 }
 
-impl Counts {
+impl DbscanCounts {
     fn of(found: &Density) -> Self {
         Self {
             clusters: found.count as u64,
@@ -121,16 +123,16 @@ impl Counts {
     }
 }
 
-impl Call {
+impl DbscanExecution {
     /// The output batches, the counts, and the peak of device memory in bytes.
     fn solve(
         &self,
-        (read, batches): (Read, Vec<RecordBatch>),
+        (read, batches): (ReadRows, Vec<RecordBatch>),
         job: &Job,
-    ) -> Result<(Found, Counts, u64)> {
-        let Self { spec, side, schema, device: chosen, .. } = self;
-        let Read { rows, positions, reserved: of_rows } = read;
-        let (weights, _of_weights) = weights(spec.weight.as_deref(), &batches, side, job)?;
+    ) -> Result<(OutputBatches, DbscanCounts, u64)> {
+        let Self { spec, input_columns, schema, device: label, .. } = self;
+        let ReadRows { rows, positions, reserved: of_rows } = read;
+        let (weights, _of_weights) = weights(spec.weight.as_deref(), &batches, input_columns, job)?;
         let operations = spec.operations(rows.len(), rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let may = may_fall_back(spec.device, &device);
@@ -138,24 +140,24 @@ impl Call {
         let reserved = job.reserve("cluster labels", rows.len() * per_row)?;
         let solve = |rows: &Rows, weights: Option<&[f64]>, ends: &[usize]| {
             let run = |device: &AnyDevice| dbscan(device, rows, weights, ends, &spec.params, job);
-            let (device, found) = run_or_fall_back(device, may, chosen, run)?;
+            let (device, found) = run_or_fall_back(device, may, label, run)?;
             if let Some(why) = found.work.on_host {
-                chosen.set_host(&device, why);
+                label.set_host(&device, why);
             }
             Ok::<_, Error>((found, device.peak_memory()))
         };
         let (clusters, core, counts, peak) = match &spec.output {
             DbscanOutput::Table => {
                 let (found, peak) = solve(&rows, weights.as_deref(), &[rows.len()])?;
-                let counts = Counts::of(&found);
+                let counts = DbscanCounts::of(&found);
                 (found.clusters, Some(found.core), counts, peak)
             }
             DbscanOutput::Window(_) => {
-                let groups = Grouped::new(&spec.groups, &batches, rows, &positions, job)?;
+                let groups = GroupedRows::new(&spec.groups, &batches, rows, &positions, job)?;
                 // A copy in group order replaces the original rows, so their reservation is freed.
                 let _of_rows = of_rows.filter(|_| !groups.are_copied);
                 let (found, peak) = solve(&groups.rows, None, &groups.ends)?;
-                let counts = Counts::of(&found);
+                let counts = DbscanCounts::of(&found);
                 (groups.in_order(found.clusters.into_iter()), None, counts, peak)
             }
         };

@@ -7,7 +7,7 @@ use datafusion::error::Result;
 
 use crate::algo::dbscan::DbscanParams;
 use crate::device::DeviceChoice;
-use crate::exec::column::VectorColumn;
+use crate::exec::read::vector_column::VectorColumn;
 
 /// The specification of a [`DbscanExec`](super::DbscanExec), independent of its input.
 #[derive(Debug, Clone, PartialEq)]

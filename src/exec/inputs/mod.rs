@@ -6,22 +6,23 @@
 //! on positions, so an input is planned by itself, on a session of one partition, between two
 //! rules:
 //!
-//! - [`Isolate`](rules::Isolate) puts an [`InTurnExec`](in_turn::InTurnExec) over every source,
-//!   union and limit. Operators above then see neither partitions nor declared orders, and remove
-//!   no rows that a limit counts;
-//! - [`Finish`](rules::Finish) re-cuts batches below every operator that is not row-local, makes
-//!   sorts stable, reads files concurrently by consecutive ranges, and replaces operators that
-//!   gather partitions in order of arrival.
+//! - [`Isolate`](optimizer_rules::Isolate) puts an
+//!   [`OrderedConcatExec`](ordered_concat::OrderedConcatExec) over every source, union and limit.
+//!   Operators above then see neither partitions nor declared orders, and remove no rows that a
+//!   limit counts;
+//! - [`Finish`](optimizer_rules::Finish) re-cuts batches below every operator that is not
+//!   row-local, makes sorts stable, reads files concurrently by consecutive ranges, and replaces
+//!   operators that gather partitions in order of arrival.
 //!
 //! The result is an [`InputExec`], a leaf, which outer rules leave as it is.
 
-mod apart;
-mod counts;
-mod cut;
-mod in_turn;
-mod leaf;
-mod numbered;
-mod rules;
+mod input_exec;
+mod optimizer_rules;
+mod ordered_concat;
+mod partition_row_counts;
+mod partition_wise;
+mod rebatch;
+mod row_number;
 mod settings;
 
 use std::sync::Arc;
@@ -38,12 +39,12 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::physical_planner::PhysicalPlanner;
 
-pub(super) use counts::rows_of_partitions;
-pub use in_turn::InTurnExec;
-pub(super) use leaf::has_limit;
-pub use leaf::{InputExec, ShowInputs};
-pub use numbered::NumberedExec;
-use rules::{EndsOfRows, Finish, Isolate};
+pub(super) use input_exec::has_limit;
+pub use input_exec::{InputExec, ShowInputs};
+use optimizer_rules::{Finish, FloatExtremes, Isolate};
+pub use ordered_concat::OrderedConcatExec;
+pub(super) use partition_row_counts::partition_row_counts;
+pub use row_number::RowNumberExec;
 use settings::fix_execution;
 
 /// The extension that marks a session which plans inputs.
@@ -71,10 +72,10 @@ pub(crate) async fn plan_input(
 }
 
 /// The concatenation of a plan's partitions.
-pub(crate) fn in_turn(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+pub(crate) fn ordered_concat(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
     match plan.output_partitioning().partition_count() {
         1 => plan,
-        _ => InTurnExec::over(plan),
+        _ => OrderedConcatExec::over(plan),
     }
 }
 
@@ -114,7 +115,7 @@ fn one_thread(state: &SessionState) -> SessionState {
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(Isolate)];
     let own = state.physical_optimizers().iter().cloned();
     rules.extend(own.map(|rule| match rule.name() {
-        EndsOfRows::INSTEAD_OF => Arc::new(EndsOfRows(rule)),
+        FloatExtremes::INSTEAD_OF => Arc::new(FloatExtremes(rule)),
         _ => rule,
     }));
     // Each sort reserves memory before it begins.

@@ -4,15 +4,15 @@ use arrow::array::RecordBatch;
 use datafusion::error::Result;
 
 use super::spec::KMeansSpec;
-use crate::exec::rows::{Read, Reading};
-use crate::exec::side::Side;
-use crate::exec::vectors::VectorReader;
-use crate::exec::weights::weights;
+use crate::exec::read::batch_reader::{BatchReader, ReadRows};
+use crate::exec::read::input_columns::InputColumns;
+use crate::exec::read::vector_reader::VectorReader;
+use crate::exec::read::weights::weights;
 use crate::job::{Job, Reserved};
 use crate::rows::Rows;
 
 /// The rows of an input, with their weights.
-pub(super) struct Input {
+pub(super) struct ClusteringInput {
     pub rows: Rows,
     /// The position of each row that has a vector.
     pub positions: Vec<u32>,
@@ -21,26 +21,26 @@ pub(super) struct Input {
     _reserved: [Option<Reserved>; 3],
 }
 
-impl Input {
+impl ClusteringInput {
     /// Reads rows, the weights in their batches, and the first centroids, if a relation gives them.
     pub fn new(
-        (spec, side): (&KMeansSpec, &Side),
-        Read { rows, positions, reserved }: Read,
+        (spec, input_columns): (&KMeansSpec, &InputColumns),
+        ReadRows { rows, positions, reserved }: ReadRows,
         batches: &[RecordBatch],
-        first: Option<(Side, Vec<RecordBatch>)>,
+        first: Option<(InputColumns, Vec<RecordBatch>)>,
         job: &Job,
     ) -> Result<Self> {
-        let (weights, of_weights) = weights(spec.weight.as_deref(), batches, side, job)?;
-        let (kind, mut of_first) = (side.kind, None);
+        let (weights, of_weights) = weights(spec.weight.as_deref(), batches, input_columns, job)?;
+        let (kind, mut of_first) = (input_columns.kind, None);
         let first = match first {
-            Some((side, batches)) => {
+            Some((input_columns, batches)) => {
                 let vector = spec.init_vector.clone().unwrap_or_else(|| spec.vector.clone());
                 let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
                 let reader = VectorReader::new("init", vector, kind, spec.params.metric());
                 let reader = reader.for_search().continuing(0, dim);
-                let mut reading = Reading::new(reader, &batches, &side);
+                let mut reading = BatchReader::new(reader, &batches, &input_columns);
                 for batch in &batches {
-                    reading.append(batch, &side, job)?;
+                    reading.append(batch, &input_columns, job)?;
                 }
                 let read = reading.finish();
                 of_first = read.reserved;

@@ -19,8 +19,8 @@
 //! session's pool; more than it allows fails with `ResourcesExhausted`.
 
 mod input;
-mod live;
 mod output;
+mod progress_metrics;
 mod run;
 mod spec;
 
@@ -47,15 +47,15 @@ use datafusion::physical_plan::{
     PlanProperties,
 };
 
-use self::live::Live;
-use self::run::Call;
+use self::progress_metrics::ProgressMetrics;
+use self::run::KMeansExecution;
 pub use self::spec::{KMeansOutput, KMeansSpec, kmeans_fields};
-use super::at_once;
-use super::chosen::{Asked, Chosen};
-use super::collect::{execute_all, expected_rows};
-use super::complete::Input;
-use super::omitted::{remaining, without_vectors};
-use super::side::Side;
+use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
+use crate::exec::operator::drain::InputStreams;
+use crate::exec::operator::pipeline_breaker;
+use crate::exec::operator::streams::{execute_all, expected_rows};
+use crate::exec::operator::vector_pruning::{remaining, without_vectors};
+use crate::exec::read::input_columns::InputColumns;
 
 /// Rows in clusters, or the clusters, in one partition and in the order of the input.
 ///
@@ -64,13 +64,13 @@ use super::side::Side;
 #[derive(Debug)]
 pub struct KMeansExec {
     spec: Arc<KMeansSpec>,
-    input: (Side, Arc<dyn ExecutionPlan>),
-    init: Option<(Side, Arc<dyn ExecutionPlan>)>,
+    input: (InputColumns, Arc<dyn ExecutionPlan>),
+    init: Option<(InputColumns, Arc<dyn ExecutionPlan>)>,
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
     /// The chosen device and the inertia, once they are known.
-    device: Chosen,
+    device: DeviceLabel,
     inertia: Arc<OnceLock<f64>>,
 }
 
@@ -82,20 +82,21 @@ impl KMeansExec {
         input: Arc<dyn ExecutionPlan>,
         init: Option<Arc<dyn ExecutionPlan>>,
     ) -> Result<Self> {
-        let side = Side::of_numbers("input", &spec.vector, input.schema().fields())?;
+        let input_columns =
+            InputColumns::of_numbers("input", &spec.vector, input.schema().fields())?;
         let init = match (init, &spec.init_vector) {
             (Some(plan), Some(vector)) => {
-                Some((Side::of_numbers("init", vector, plan.schema().fields())?, plan))
+                Some((InputColumns::of_numbers("init", vector, plan.schema().fields())?, plan))
             }
             _ => None,
         };
-        let fields = kmeans_fields(&spec.output, &side, input.schema().fields())?;
+        let fields = kmeans_fields(&spec.output, &input_columns, input.schema().fields())?;
         if spec.omits_vectors && !spec.may_omit_vectors() {
             return plan_err!(
                 "KMeansExec needs the columns of vectors for its output, weights or groups"
             );
         }
-        let fields = remaining(fields, &side, spec.omits_vectors);
+        let fields = remaining(fields, &input_columns, spec.omits_vectors);
         let schema = Arc::new(Schema::new(fields));
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
@@ -105,12 +106,12 @@ impl KMeansExec {
         );
         Ok(Self {
             spec,
-            input: (side, input),
+            input: (input_columns, input),
             init,
             schema,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
-            device: Chosen::default(),
+            device: DeviceLabel::default(),
             inertia: Arc::default(),
         })
     }
@@ -123,12 +124,14 @@ impl KMeansExec {
     }
 
     /// The requested device, and the estimated work.
-    fn asked(&self) -> Asked {
-        let (side, input) = &self.input;
-        let width = side.known_dim(input.schema().fields()).map(|dim| side.kind.width(dim));
+    fn device_request(&self) -> DeviceRequest {
+        let (input_columns, input) = &self.input;
+        let width = input_columns
+            .known_dim(input.schema().fields())
+            .map(|dim| input_columns.kind.width(dim));
         let operations = expected_rows(input).zip(width);
         let operations = operations.map(|(rows, width)| self.spec.operations(rows, width));
-        Asked { choice: self.spec.device, operations }
+        DeviceRequest { choice: self.spec.device, operations }
     }
 }
 
@@ -138,7 +141,7 @@ impl DisplayAs for KMeansExec {
         let mut shown = vec![
             ("k", spec.params.k().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", self.device.shown().unwrap_or_else(|| self.asked().shown())),
+            ("device", self.device.shown().unwrap_or_else(|| self.device_request().shown())),
             ("vector", format!("[{}]", spec.vector.names().join(", "))),
         ];
         if let Some(weight) = &spec.weight {
@@ -278,13 +281,26 @@ impl ExecutionPlan for KMeansExec {
         }
         let (spec, schema) = (self.spec.clone(), self.schema.clone());
         let (device, inertia) = (self.device.clone(), self.inertia.clone());
-        let (side, init) = (self.input.0.clone(), self.init.as_ref().map(|(side, _)| side.clone()));
-        let (asked, live) = (self.asked(), Live::new(&self.metrics));
+        let (input_columns, init) = (
+            self.input.0.clone(),
+            self.init.as_ref().map(|(input_columns, _)| input_columns.clone()),
+        );
+        let (request, progress) = (self.device_request(), ProgressMetrics::new(&self.metrics));
         let first = self.init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
         let plan = &self.input.1;
-        let input = Input::start((&side, &plan.schema()), plan, &context)?;
+        let input = InputStreams::start((&input_columns, &plan.schema()), plan, &context)?;
         let dim = input.dim;
-        let call = Call { spec, side, init, schema, asked, dim, device, inertia, live };
-        Ok(at_once::stream(call, (first, input), &context, &self.metrics))
+        let execution = KMeansExecution {
+            spec,
+            input_columns,
+            init,
+            schema,
+            request,
+            dim,
+            device,
+            inertia,
+            progress,
+        };
+        Ok(pipeline_breaker::stream(execution, (first, input), &context, &self.metrics))
     }
 }

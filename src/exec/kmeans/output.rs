@@ -15,13 +15,13 @@ use crate::job::Reserved;
 use crate::matrix::Elements;
 
 /// The labels of rows with vectors, and their distances to the centroids.
-pub(super) struct Labelled {
+pub(super) struct ClusterLabels {
     pub labels: Vec<u32>,
     pub distances: Option<Vec<f64>>,
     pub _reserved: Reserved,
 }
 
-impl Labelled {
+impl ClusterLabels {
     /// The output columns of a batch. `places` has, for each row, its index among the rows with
     /// vectors, or `None`.
     pub fn columns(&self, places: &[Option<u32>]) -> Vec<ArrayRef> {

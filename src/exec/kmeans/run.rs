@@ -7,43 +7,45 @@ use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder};
 
-use super::input::Input;
-use super::live::Live;
-use super::output::{Labelled, centroids};
+use super::input::ClusteringInput;
+use super::output::{ClusterLabels, centroids};
+use super::progress_metrics::ProgressMetrics;
 use super::spec::{KMeansOutput, KMeansSpec};
 use crate::algo::kmeans::{Clustering, Init, Rounds, kmeans, kmeans_groups};
 use crate::device::{AnyDevice, KMeansKind};
 use crate::error::Result as DeviceResult;
-use crate::exec::at_once::{AtOnce, Found};
-use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::groups::Grouped;
-use crate::exec::output::AddColumns;
-use crate::exec::phases::{self, Phases};
-use crate::exec::rows::Read;
-use crate::exec::side::Side;
-use crate::exec::vectors::VectorReader;
+use crate::exec::operator::device_selection::{
+    DeviceLabel, DeviceRequest, may_fall_back, run_or_fall_back,
+};
+use crate::exec::operator::output::AddColumns;
+use crate::exec::operator::phases::{self, Phases};
+use crate::exec::operator::pipeline_breaker::{OutputBatches, PipelineBreaker};
+use crate::exec::read::batch_reader::ReadRows;
+use crate::exec::read::input_columns::InputColumns;
+use crate::exec::read::partition_by::GroupedRows;
+use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase, Watch};
 
 /// The parameters, the metrics and the progress of one execution.
-pub(super) struct Call {
+pub(super) struct KMeansExecution {
     pub spec: Arc<KMeansSpec>,
     /// The columns of the rows, and of the first centroids.
-    pub side: Side,
-    pub init: Option<Side>,
+    pub input_columns: InputColumns,
+    pub init: Option<InputColumns>,
     pub schema: SchemaRef,
     /// The requested device, and the estimated work.
-    pub asked: Asked,
+    pub request: DeviceRequest,
     /// The length of the vectors, if their type determines it.
     pub dim: Option<usize>,
     /// Records the device that is chosen.
-    pub device: Chosen,
+    pub device: DeviceLabel,
     /// Records the inertia.
     pub inertia: Arc<OnceLock<f64>>,
     /// The progress metrics.
-    pub live: Live,
+    pub progress: ProgressMetrics,
 }
 
-impl AtOnce for Call {
+impl PipelineBreaker for KMeansExecution {
     const NAME: &'static str = "KMeansExec";
     const PHASES: &'static [Phase] = phases::KMEANS;
 
@@ -51,12 +53,12 @@ impl AtOnce for Call {
         self.schema.clone()
     }
 
-    fn asked(&self) -> Asked {
-        self.asked
+    fn device_request(&self) -> DeviceRequest {
+        self.request
     }
 
     fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
-        let (params, elements, dim) = (&self.spec.params, self.side.kind, self.dim);
+        let (params, elements, dim) = (&self.spec.params, self.input_columns.kind, self.dim);
         let (cost, k, has_weights) = (params.cost(), params.k(), self.spec.weight.is_some());
         let (searched, draws) = (params.metric().searched(elements), params.init == Init::PlusPlus);
         move |device| {
@@ -67,12 +69,12 @@ impl AtOnce for Call {
     }
 
     fn watch(&self, phases: Phases) -> Arc<dyn Watch> {
-        Arc::new(self.live.with(phases))
+        Arc::new(self.progress.with(phases))
     }
 
     fn reader(&self) -> VectorReader {
-        let Self { spec, side, .. } = self;
-        VectorReader::new("input", spec.vector.clone(), side.kind, spec.params.metric())
+        let Self { spec, input_columns, .. } = self;
+        VectorReader::new("input", spec.vector.clone(), input_columns.kind, spec.params.metric())
             .for_search()
     }
 
@@ -84,12 +86,13 @@ impl AtOnce for Call {
     fn compute(
         self,
         first: Option<Vec<RecordBatch>>,
-        (read, batches): (Read, Vec<RecordBatch>),
+        (read, batches): (ReadRows, Vec<RecordBatch>),
         job: &Job,
         metrics: &ExecutionPlanMetricsSet,
-    ) -> Result<Found> {
+    ) -> Result<OutputBatches> {
         let first = self.init.clone().zip(first);
-        let input = Input::new((&self.spec, &self.side), read, &batches, first, job)?;
+        let input =
+            ClusteringInput::new((&self.spec, &self.input_columns), read, &batches, first, job)?;
         let (found, rounds, peak) = self.solve(input, batches, job)?;
         record(metrics, &rounds);
         MetricBuilder::new(metrics).gauge("device_memory_peak", 0).set(peak as usize);
@@ -110,21 +113,21 @@ fn record(set: &ExecutionPlanMetricsSet, rounds: &Rounds) {
 }
 
 /// The result of k-means.
-enum Clusters {
+enum KMeansResult {
     /// The cluster of each row within its group.
     OfGroups(Vec<u32>),
     OfAll(Clustering),
 }
 
-impl Call {
+impl KMeansExecution {
     /// The output batches, the statistics of the rounds, and the peak of device memory in bytes.
     fn solve(
         &self,
-        input: Input,
+        input: ClusteringInput,
         batches: Vec<RecordBatch>,
         job: &Job,
-    ) -> Result<(Found, Rounds, u64)> {
-        let Self { spec, schema, device: chosen, inertia, live, .. } = self;
+    ) -> Result<(OutputBatches, Rounds, u64)> {
+        let Self { spec, schema, device: label, inertia, progress, .. } = self;
         let operations = spec.operations(input.rows.len(), input.rows.matrix().width());
         let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
         let bytes = input.rows.len() * (size_of::<u32>() + size_of::<f64>());
@@ -133,36 +136,38 @@ impl Call {
         let groups = match &spec.output {
             KMeansOutput::Window(_) => {
                 let (rows, positions) = (input.rows.clone(), &input.positions);
-                Some(Grouped::new(&spec.groups, &batches, rows, positions, job)?)
+                Some(GroupedRows::new(&spec.groups, &batches, rows, positions, job)?)
             }
             KMeansOutput::Table | KMeansOutput::Centroids => None,
         };
-        let run = |device: &AnyDevice| -> DeviceResult<(Clusters, Rounds)> {
+        let run = |device: &AnyDevice| -> DeviceResult<(KMeansResult, Rounds)> {
             if let Some(groups) = &groups {
                 let (clusters, rounds) = clusters_of_groups(groups, spec, device, job)?;
-                return Ok((Clusters::OfGroups(clusters), rounds));
+                return Ok((KMeansResult::OfGroups(clusters), rounds));
             }
             let (weights, first) = (input.weights.as_deref(), input.first.as_ref());
             let found = kmeans(device, &input.rows, weights, first, &spec.params, job)?;
             let rounds = found.rounds;
-            Ok((Clusters::OfAll(found), rounds))
+            Ok((KMeansResult::OfAll(found), rounds))
         };
         let may = may_fall_back(spec.device, &device);
-        let (device, (clusters, rounds)) = run_or_fall_back(device, may, chosen, run)?;
+        let (device, (clusters, rounds)) = run_or_fall_back(device, may, label, run)?;
         reserved.shrink_to(bytes);
         inertia.get_or_init(|| rounds.inertia);
-        live.end(rounds.inertia);
-        let widen = |labels: Vec<u32>, distances: Option<Vec<f64>>| -> Found {
-            let labelled = Labelled { labels, distances, _reserved: reserved };
+        progress.end(rounds.inertia);
+        let widen = |labels: Vec<u32>, distances: Option<Vec<f64>>| -> OutputBatches {
+            let labelled = ClusterLabels { labels, distances, _reserved: reserved };
             let columns = move |places: &[Option<u32>]| labelled.columns(places);
             Box::new(AddColumns::new(batches, input.positions, schema.clone(), columns))
         };
         let found = match clusters {
-            Clusters::OfGroups(labels) => widen(labels, None),
-            Clusters::OfAll(found) if spec.output == KMeansOutput::Centroids => {
+            KMeansResult::OfGroups(labels) => widen(labels, None),
+            KMeansResult::OfAll(found) if spec.output == KMeansOutput::Centroids => {
                 Box::new(std::iter::once(centroids(found, schema)))
             }
-            Clusters::OfAll(Clustering { labels, distances, .. }) => widen(labels, Some(distances)),
+            KMeansResult::OfAll(Clustering { labels, distances, .. }) => {
+                widen(labels, Some(distances))
+            }
         };
         Ok((found, rounds, device.peak_memory()))
     }
@@ -170,7 +175,7 @@ impl Call {
 
 /// The cluster of each row within its group, in the original order of the rows.
 fn clusters_of_groups(
-    groups: &Grouped,
+    groups: &GroupedRows,
     spec: &KMeansSpec,
     device: &AnyDevice,
     job: &Job,

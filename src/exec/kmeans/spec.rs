@@ -9,8 +9,8 @@ use datafusion::error::Result;
 
 use crate::algo::kmeans::KMeansParams;
 use crate::device::DeviceChoice;
-use crate::exec::column::VectorColumn;
-use crate::exec::side::Side;
+use crate::exec::read::input_columns::InputColumns;
+use crate::exec::read::vector_column::VectorColumn;
 use crate::matrix::ElementKind;
 
 /// The specification of a [`KMeansExec`](super::KMeansExec), independent of its inputs.
@@ -84,7 +84,11 @@ pub enum KMeansOutput {
 ///
 /// # Errors
 /// A column of the input already has the name of a new one.
-pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Result<Vec<Field>> {
+pub fn kmeans_fields(
+    output: &KMeansOutput,
+    input_columns: &InputColumns,
+    fields: &Fields,
+) -> Result<Vec<Field>> {
     match output {
         KMeansOutput::Table => {
             let new = [
@@ -106,12 +110,12 @@ pub fn kmeans_fields(output: &KMeansOutput, side: &Side, fields: &Fields) -> Res
             Ok(fields.iter().map(|field| field.as_ref().clone()).chain([label]).collect())
         }
         KMeansOutput::Centroids => {
-            let float = match side.kind {
+            let float = match input_columns.kind {
                 ElementKind::F64 => DataType::Float64,
                 _ => DataType::Float32,
             };
             let item = Arc::new(Field::new("item", float, false));
-            let centroid = match side.dim(fields) {
+            let centroid = match input_columns.dim(fields) {
                 Some(dim) => DataType::FixedSizeList(item, dim),
                 None => DataType::List(item),
             };

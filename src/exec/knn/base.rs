@@ -9,36 +9,38 @@ use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 
 use super::output::Carried;
 use super::spec::KnnSpec;
-use super::stored::{Searching, Selected, Stored, open_stored, select};
+use super::stored_base::{SearchHandle, Selected, Stored, open_stored, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows, Shape};
-use crate::exec::chosen::{Asked, Chosen, may_fall_back, run_or_fall_back};
-use crate::exec::collect::{Held, blocking, computing};
-use crate::exec::column::VectorColumn;
-use crate::exec::complete::{Input, read_rows};
-use crate::exec::phases::Phases;
-use crate::exec::placing::Keeping;
-use crate::exec::rows::Read;
-use crate::exec::side::Side;
-use crate::exec::vectors::VectorReader;
+use crate::exec::operator::device_selection::{
+    DeviceLabel, DeviceRequest, may_fall_back, run_or_fall_back,
+};
+use crate::exec::operator::drain::{InputStreams, read_rows};
+use crate::exec::operator::phases::Phases;
+use crate::exec::operator::streams::{BatchReservation, blocking, computing};
+use crate::exec::read::batch_reader::ReadRows;
+use crate::exec::read::input_columns::InputColumns;
+use crate::exec::read::row_assembler::Retention;
+use crate::exec::read::vector_column::VectorColumn;
+use crate::exec::read::vector_reader::VectorReader;
 use crate::index::lsh::Family;
 use crate::job::{Job, Phase, Reserved, Watch};
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
 
 /// The parameters and the metrics of one execution.
-pub(super) struct Join {
+pub(super) struct KnnExecution {
     pub spec: Arc<KnnSpec>,
     pub schema: SchemaRef,
     /// The type that holds the elements of both sides.
     pub kind: ElementKind,
     /// The requested device, and the estimated work.
-    pub asked: Asked,
+    pub request: DeviceRequest,
     /// The expected shape of the base, if the type of its vectors has their length. Unknown row
     /// counts are assumed to be large.
     pub shape: Option<Shape>,
     /// Records the device that is chosen.
-    pub device: Chosen,
+    pub device: DeviceLabel,
     /// Records the index, once it is built.
     pub index: Arc<OnceLock<Index>>,
     /// The stored index that the base is read from, if it is one.
@@ -51,7 +53,7 @@ pub(super) struct Join {
     pub expected: Option<usize>,
 }
 
-impl Join {
+impl KnnExecution {
     /// Prepares the device for the expected search while rows are read.
     pub fn warm(&self) -> impl FnOnce(&AnyDevice) + Send + 'static {
         let (metric, queries) = (self.spec.params.metric(), self.expected.unwrap_or(usize::MAX));
@@ -84,7 +86,7 @@ impl Join {
 pub(super) struct Base {
     pub rows: Rows,
     pub carried: Arc<Carried>,
-    pub search: Option<OnDevice>,
+    pub search: Option<DeviceSearch>,
     /// The selected rows of a stored index, if the base is one.
     selected: Option<Selected>,
     /// The LSH parameters; all are set once tables are built.
@@ -100,9 +102,9 @@ pub(super) struct Base {
 
 /// A search that is open on a device.
 #[derive(Clone)]
-pub(super) struct OnDevice {
+pub(super) struct DeviceSearch {
     pub device: AnyDevice,
-    pub search: Searching,
+    pub search: SearchHandle,
     /// Whether the device has memory of its own.
     pub uploaded: bool,
 }
@@ -128,37 +130,37 @@ impl Base {
     }
 
     /// Converts row numbers of a stored index to positions among the base's rows with vectors.
-    pub fn places(&self, rows: &mut [u32]) {
-        let selection = self.selected.as_ref().and_then(|selected| selected.selection.as_ref());
-        if let Some(selection) = selection {
-            rows.iter_mut().for_each(|row| *row = selection.rank(*row) as u32);
+    pub fn to_positions(&self, rows: &mut [u32]) {
+        let row_filter = self.selected.as_ref().and_then(|selected| selected.row_filter.as_ref());
+        if let Some(row_filter) = row_filter {
+            rows.iter_mut().for_each(|row| *row = row_filter.rank(*row) as u32);
         }
     }
 
     /// The search on its device, which the expected number of queries selects.
     pub async fn on_device(
         &mut self,
-        join: &Join,
+        execution: &KnnExecution,
         phases: &Phases,
         queries: usize,
         job: &Job,
-    ) -> Result<OnDevice> {
+    ) -> Result<DeviceSearch> {
         if let Some(search) = &self.search {
             return Ok(search.clone());
         }
         phases.enter(Phase::Prepare);
         let width = self.rows.matrix().width().max(1) as f64;
         let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
-        let KnnSpec { device: choice, device_memory, .. } = *join.spec;
-        let (kind, chosen) = (join.kind, join.device.clone());
+        let KnnSpec { device: choice, device_memory, .. } = *execution.spec;
+        let (kind, label) = (execution.kind, execution.device.clone());
         let (device, info) = blocking(move || {
             // Sets are compared on the CPU, so no GPU is initialised for them.
             let operations = if kind == ElementKind::Sets { 0.0 } else { operations };
-            let asked = AnyDevice::choose(choice, device_memory, operations)?;
-            let device = asked.for_kind(kind);
+            let requested = AnyDevice::choose(choice, device_memory, operations)?;
+            let device = requested.for_kind(kind);
             let info = device.info();
-            if info.name != asked.info().name {
-                chosen.set_host(&asked, "sets are compared on the host");
+            if info.name != requested.info().name {
+                label.set_host(&requested, "sets are compared on the host");
             }
             Ok((device, info))
         })
@@ -166,24 +168,30 @@ impl Base {
         if info.memory.is_some() {
             phases.enter(Phase::Upload);
         }
-        let found = self.open(join, device, job).await?;
+        let found = self.open(execution, device, job).await?;
         phases.enter(Phase::Prepare);
         Ok(found)
     }
 
     /// Opens the search on `device`, or on the CPU if that fails and fallback is allowed.
-    pub async fn open(&mut self, join: &Join, device: AnyDevice, job: &Job) -> Result<OnDevice> {
-        let KnnSpec { device: choice, params, .. } = *join.spec;
-        let (rows, chosen, job) = (self.rows.clone(), join.device.clone(), job.clone());
+    pub async fn open(
+        &mut self,
+        execution: &KnnExecution,
+        device: AnyDevice,
+        job: &Job,
+    ) -> Result<DeviceSearch> {
+        let KnnSpec { device: choice, params, .. } = *execution.spec;
+        let (rows, label, job) = (self.rows.clone(), execution.device.clone(), job.clone());
         let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
         let training = self.training.as_ref().map(|training| training.rows.clone());
-        if let (Some(stored), Some(selected), Some(lsh)) = (&join.stored, &self.selected, &lsh) {
+        if let (Some(stored), Some(selected), Some(lsh)) = (&execution.stored, &self.selected, &lsh)
+        {
             let inputs = (device, (queries, query_rows));
-            let of_session = (&join.pool, &join.device);
-            let params = (&*join.spec, lsh);
+            let of_session = (&execution.pool, &execution.device);
+            let params = (&*execution.spec, lsh);
             let opened = open_stored((stored, selected), params, of_session, inputs, &job);
             let (device, search) = opened.await?;
-            return Ok(self.opened(join, device, search));
+            return Ok(self.opened(execution, device, search));
         }
         let (device, search) = computing(move || {
             let may = may_fall_back(choice, &device);
@@ -195,45 +203,52 @@ impl Base {
                 None => Method::Exact,
             };
             let open = |device: &AnyDevice| open_base(device, rows.clone(), params, method(), &job);
-            Ok(run_or_fall_back(device, may, &chosen, open)?)
+            Ok(run_or_fall_back(device, may, &label, open)?)
         })
         .await?;
-        Ok(self.opened(join, device, Searching::AtOnce(Arc::from(search))))
+        Ok(self.opened(execution, device, SearchHandle::Owned(Arc::from(search))))
     }
 
-    fn opened(&mut self, join: &Join, device: AnyDevice, search: Searching) -> OnDevice {
+    fn opened(
+        &mut self,
+        execution: &KnnExecution,
+        device: AnyDevice,
+        search: SearchHandle,
+    ) -> DeviceSearch {
         if let Some(index) = search.index() {
-            join.index.get_or_init(|| index.clone());
+            execution.index.get_or_init(|| index.clone());
             self.lsh = Some(index.params.clone());
             self.sample.0 = self.rows.slice(0..0);
         }
         let uploaded = device.info().memory.is_some();
-        self.search.insert(OnDevice { device, search, uploaded }).clone()
+        self.search.insert(DeviceSearch { device, search, uploaded }).clone()
     }
 }
 
 /// Reads the base, and the rows that hyperplanes are trained on, if a relation gives them. Each has
 /// a reservation.
 pub(super) async fn read(
-    join: &Join,
-    (base, training): (Input, Option<Input>),
+    execution: &KnnExecution,
+    (base, training): (InputStreams, Option<InputStreams>),
     (of_base, of_training): (MemoryReservation, MemoryReservation),
     watched: (&Phases, &Job),
 ) -> Result<Base> {
     let reader = |input, vector: &VectorColumn| {
-        VectorReader::new(input, vector.clone(), join.kind, join.spec.params.metric()).for_search()
+        VectorReader::new(input, vector.clone(), execution.kind, execution.spec.params.metric())
+            .for_search()
     };
-    let mut base = match &join.stored {
+    let mut base = match &execution.stored {
         Some(stored) => {
-            of_index(join, stored, (base.streams, &base.side), of_base, watched).await?
+            of_index(execution, stored, (base.streams, &base.input_columns), of_base, watched)
+                .await?
         }
         None => {
-            let vectors = reader("base", &join.spec.base_vector);
+            let vectors = reader("base", &execution.spec.base_vector);
             collect_rows(base, vectors, of_base, watched).await?
         }
     };
-    base.lsh = join.spec.lsh.clone();
-    if let (Some(training), Some(vector)) = (training, &join.spec.training_vector) {
+    base.lsh = execution.spec.lsh.clone();
+    if let (Some(training), Some(vector)) = (training, &execution.spec.training_vector) {
         let vectors = reader("training", vector);
         let found = collect_rows(training, vectors, of_training, watched).await?;
         base.training = Some(Box::new(found));
@@ -243,16 +258,17 @@ pub(super) async fn read(
 
 /// Reads the rows of an input and its carried columns.
 async fn collect_rows(
-    input: Input,
+    input: InputStreams,
     reader: VectorReader,
     reservation: MemoryReservation,
     watched: (&Phases, &Job),
 ) -> Result<Base> {
     let reservation = Arc::new(reservation);
-    let held = Arc::new(Held::new(reservation.clone()));
-    let (keeping, number) = (Keeping { omits_vectors: true, held }, input.side.carried.len());
-    let (read, batches) = read_rows(input, (reader, keeping), watched).await?;
-    let Read { rows, positions, reserved } = read;
+    let held = Arc::new(BatchReservation::new(reservation.clone()));
+    let (retention, number) =
+        (Retention { omits_vectors: true, held }, input.input_columns.carried.len());
+    let (read, batches) = read_rows(input, (reader, retention), watched).await?;
+    let ReadRows { rows, positions, reserved } = read;
     let carried = blocking(move || {
         let mut carried = Carried::new(number);
         batches.iter().for_each(|batch| carried.push(batch.columns().to_vec(), batch.num_rows()));
@@ -265,17 +281,17 @@ async fn collect_rows(
 
 /// Reads the rows of a stored index.
 async fn of_index(
-    join: &Join,
+    execution: &KnnExecution,
     stored: &Stored,
-    input: (Vec<SendableRecordBatchStream>, &Side),
+    input: (Vec<SendableRecordBatchStream>, &InputColumns),
     held: MemoryReservation,
     (phases, job): (&Phases, &Job),
 ) -> Result<Base> {
     phases.enter(Phase::Read);
     let held = Arc::new(held);
-    let use_of = (join.kind, join.spec.query_vector.is_none());
+    let use_of = (execution.kind, execution.spec.query_vector.is_none());
     let (selected, carried, rows, reserved) =
-        select(stored, input, use_of, (&held, &join.pool), job).await?;
+        select(stored, input, use_of, (&held, &execution.pool), job).await?;
     let base = Base::new(rows, carried, (held, reserved));
     Ok(Base { selected: Some(selected), ..base })
 }

@@ -4,8 +4,8 @@ use datafusion::physical_plan::metrics::{
     BaselineMetrics, Count, ExecutionPlanMetricsSet, Gauge, MetricBuilder, RatioMetrics, Time,
 };
 
-use crate::algo::knn::Found;
-use crate::exec::phases::{self, Phases};
+use crate::algo::knn::SearchResult;
+use crate::exec::operator::phases::{self, Phases};
 
 /// The metrics that EXPLAIN ANALYZE shows.
 pub(super) struct Metrics {
@@ -22,11 +22,11 @@ pub(super) struct Metrics {
     pub device_memory: Gauge,
     transfer_time: Time,
     kernel_time: Time,
-    hashed: Option<HashedMetrics>,
+    lsh: Option<LshMetrics>,
 }
 
 /// The metrics of LSH.
-struct HashedMetrics {
+struct LshMetrics {
     rows_visited: Count,
     /// The share of all pairs of a query and a base row that was compared.
     share_compared: RatioMetrics,
@@ -34,11 +34,11 @@ struct HashedMetrics {
 }
 
 impl Metrics {
-    pub fn new(set: &ExecutionPlanMetricsSet, is_hashed: bool) -> Self {
+    pub fn new(set: &ExecutionPlanMetricsSet, is_lsh: bool) -> Self {
         let count = |name: &'static str| MetricBuilder::new(set).counter(name, 0);
         let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, 0);
         let baseline = BaselineMetrics::new(set, 0);
-        let phases = if is_hashed { phases::LSH } else { phases::KNN };
+        let phases = if is_lsh { phases::LSH } else { phases::KNN };
         Self {
             phases: Phases::new(set, phases, &baseline),
             baseline,
@@ -52,7 +52,7 @@ impl Metrics {
             device_memory: MetricBuilder::new(set).gauge("device_memory_peak", 0),
             transfer_time: time("transfer_time"),
             kernel_time: time("kernel_time"),
-            hashed: is_hashed.then(|| HashedMetrics {
+            lsh: is_lsh.then(|| LshMetrics {
                 rows_visited: count("rows_visited"),
                 share_compared: MetricBuilder::new(set).ratio_metrics("share_compared", 0),
                 queries_short: count("queries_short"),
@@ -60,7 +60,7 @@ impl Metrics {
         }
     }
 
-    pub fn record(&self, found: &Found, queries: usize) {
+    pub fn record(&self, found: &SearchResult, queries: usize) {
         let work = &found.neighbors.work;
         self.query_rows.add(queries);
         self.pairs_computed.add(work.pairs as usize);
@@ -69,11 +69,11 @@ impl Metrics {
         self.bytes_sent.add(work.bytes_sent as usize);
         self.transfer_time.add_duration(work.transfer);
         self.kernel_time.add_duration(work.kernel);
-        if let Some(hashed) = &self.hashed {
-            hashed.rows_visited.add(found.hashed.visited as usize);
-            hashed.share_compared.add_part(work.pairs as usize);
-            hashed.share_compared.add_total(queries.saturating_mul(self.base_rows.value()));
-            hashed.queries_short.add(found.hashed.short as usize);
+        if let Some(lsh) = &self.lsh {
+            lsh.rows_visited.add(found.lsh.visited as usize);
+            lsh.share_compared.add_part(work.pairs as usize);
+            lsh.share_compared.add_total(queries.saturating_mul(self.base_rows.value()));
+            lsh.queries_short.add(found.lsh.short as usize);
         }
     }
 }

@@ -21,14 +21,14 @@
 //! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
 //! the pool refuses fails with `ResourcesExhausted`.
 
-mod ahead;
 mod base;
 mod metrics;
 mod output;
+mod prefetch;
 mod queries;
 mod search;
 mod spec;
-mod stored;
+mod stored_base;
 mod stream;
 
 use std::fmt;
@@ -55,15 +55,15 @@ use datafusion::physical_plan::{
 };
 
 pub use self::spec::{KnnSpec, knn_fields};
-use self::stored::Stored;
+use self::stored_base::Stored;
 use crate::algo::knn::Index;
 use crate::device::Shape;
-use crate::exec::chosen::{Asked, Chosen};
-use crate::exec::collect::expected_rows;
-use crate::exec::column::{VectorColumn, common_kind};
-use crate::exec::complete::Input;
-use crate::exec::side::Side;
-use crate::exec::stored::{StoredIndex, numbered, stored_in};
+use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
+use crate::exec::operator::drain::InputStreams;
+use crate::exec::operator::streams::expected_rows;
+use crate::exec::read::input_columns::InputColumns;
+use crate::exec::read::vector_column::{VectorColumn, common_kind};
+use crate::exec::stored::{StoredIndex, stored_index_of, with_row_numbers};
 
 /// The nearest base rows of every query, in one partition and in the order of the queries.
 ///
@@ -72,14 +72,14 @@ use crate::exec::stored::{StoredIndex, numbered, stored_in};
 #[derive(Debug)]
 pub struct KnnExec {
     spec: Arc<KnnSpec>,
-    queries: Option<(Side, Arc<dyn ExecutionPlan>)>,
-    base: (Side, Arc<dyn ExecutionPlan>),
-    training: Option<(Side, Arc<dyn ExecutionPlan>)>,
+    queries: Option<(InputColumns, Arc<dyn ExecutionPlan>)>,
+    base: (InputColumns, Arc<dyn ExecutionPlan>),
+    training: Option<(InputColumns, Arc<dyn ExecutionPlan>)>,
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
     /// The device, once it is chosen.
-    device: Chosen,
+    device: DeviceLabel,
     /// The LSH index, once it is built.
     index: Arc<OnceLock<Index>>,
     /// The stored index that is the base, if it is one: the base's plan then has the carried
@@ -98,18 +98,20 @@ impl KnnExec {
         base: Arc<dyn ExecutionPlan>,
     ) -> Result<Self> {
         let metric = Some(spec.params.metric());
-        let base_side =
-            Side::compared("base", (&spec.base_vector, metric), base.schema().fields())?;
+        let base_columns =
+            InputColumns::for_search("base", (&spec.base_vector, metric), base.schema().fields())?;
         let queries = match (queries, &spec.query_vector) {
-            (Some(plan), Some(vector)) => {
-                Some((Side::compared("queries", (vector, metric), plan.schema().fields())?, plan))
-            }
+            (Some(plan), Some(vector)) => Some((
+                InputColumns::for_search("queries", (vector, metric), plan.schema().fields())?,
+                plan,
+            )),
             _ => None,
         };
-        let query_schema = queries.as_ref().map(|(side, plan)| (side, plan.schema()));
+        let query_schema =
+            queries.as_ref().map(|(input_columns, plan)| (input_columns, plan.schema()));
         let fields = knn_fields(
-            query_schema.as_ref().map(|(side, schema)| (*side, schema.fields())),
-            (&base_side, base.schema().fields()),
+            query_schema.as_ref().map(|(input_columns, schema)| (*input_columns, schema.fields())),
+            (&base_columns, base.schema().fields()),
         )?;
         let schema = Arc::new(Schema::new(fields));
         let properties = PlanProperties::new(
@@ -121,12 +123,12 @@ impl KnnExec {
         Ok(Self {
             spec,
             queries,
-            base: (base_side, base),
+            base: (base_columns, base),
             training: None,
             schema,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
-            device: Chosen::default(),
+            device: DeviceLabel::default(),
             index: Arc::default(),
             stored: None,
             fetch: None,
@@ -134,25 +136,26 @@ impl KnnExec {
     }
 
     /// The stored index that the base reads, if its vectors are those of the index.
-    pub(crate) fn stored_in(
+    pub(crate) fn stored_index_of(
         base: &Arc<dyn ExecutionPlan>,
         vector: &VectorColumn,
     ) -> Result<Option<Arc<StoredIndex>>> {
-        let side = Side::try_new("base", vector, base.schema().fields())?;
-        Ok(stored_in(base, &side.vector))
+        let input_columns = InputColumns::try_new("base", vector, base.schema().fields())?;
+        Ok(stored_index_of(base, &input_columns.vector))
     }
 
-    /// The same search in the tables of a stored index, [which the base reads](Self::stored_in).
+    /// The same search in the tables of a stored index, [which the base
+    /// reads](Self::stored_index_of).
     ///
     /// # Errors
     /// A base that does not read the index.
     pub(crate) fn with_stored(self, index: Option<Arc<StoredIndex>>) -> Result<Self> {
         let Some(index) = index else { return Ok(self) };
-        let (side, base) = self.base;
+        let (input_columns, base) = self.base;
         let schema = base.schema();
-        let numbered = numbered(&base, &side.carried)?;
+        let numbered = with_row_numbers(&base, &input_columns.carried)?;
         let stored = Some(Stored { index, schema, residence: Arc::default() });
-        Ok(Self { base: (side, numbered), stored, ..self })
+        Ok(Self { base: (input_columns, numbered), stored, ..self })
     }
 
     /// The same operator over other inputs.
@@ -178,13 +181,14 @@ impl KnnExec {
         let training = match (training, &self.spec.training_vector) {
             (Some(plan), Some(vector)) => {
                 let vector = (vector, Some(self.spec.params.metric()));
-                let side = Side::compared("training", vector, plan.schema().fields())?;
-                if !side.kind.is_like(self.base.0.kind) {
+                let input_columns =
+                    InputColumns::for_search("training", vector, plan.schema().fields())?;
+                if !input_columns.kind.is_like(self.base.0.kind) {
                     return plan_err!(
                         "training and base must both hold numbers, both bits or both sets"
                     );
                 }
-                Some((side, plan))
+                Some((input_columns, plan))
             }
             (None, None) => None,
             _ => return internal_err!("KnnExec has no columns of training"),
@@ -222,15 +226,17 @@ impl KnnExec {
     }
 
     /// The requested device, and the estimated work.
-    fn asked(&self) -> Asked {
-        let (side, base) = &self.base;
+    fn device_request(&self) -> DeviceRequest {
+        let (input_columns, base) = &self.base;
         let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
         let pairs = expected_rows(base).zip(expected_rows(queries));
-        let width = side.known_dim(self.base_schema().fields()).map(|dim| side.kind.width(dim));
+        let width = input_columns
+            .known_dim(self.base_schema().fields())
+            .map(|dim| input_columns.kind.width(dim));
         let operations = pairs
             .zip(width)
             .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
-        Asked { choice: self.spec.device, operations }
+        DeviceRequest { choice: self.spec.device, operations }
     }
 }
 
@@ -240,7 +246,7 @@ impl DisplayAs for KnnExec {
         let mut shown = vec![
             ("k", spec.params.k().to_string()),
             ("metric", spec.params.metric().to_string()),
-            ("device", self.device.shown().unwrap_or_else(|| self.asked().shown())),
+            ("device", self.device.shown().unwrap_or_else(|| self.device_request().shown())),
         ];
         if spec.lsh.is_some() {
             shown.push(("method", self.shown_method()));
@@ -365,7 +371,8 @@ impl ExecutionPlan for KnnExec {
             });
             known.collect::<Vec<_>>()
         };
-        let of_queries = self.queries.as_ref().map_or(of_base, |(side, _)| &side.carried);
+        let of_queries =
+            self.queries.as_ref().map_or(of_base, |(input_columns, _)| &input_columns.carried);
         let mut columns = carried(of_queries, queries);
         columns.extend(carried(of_base, base));
         let rank = |rank: usize| Precision::Inexact(ScalarValue::Int64(i64::try_from(rank).ok()));
@@ -393,26 +400,27 @@ impl ExecutionPlan for KnnExec {
         if partition != 0 {
             return internal_err!("KnnExec has one partition, not {partition}");
         }
-        let start = |(side, plan): &(Side, Arc<dyn ExecutionPlan>)| {
-            Input::start((side, &plan.schema()), plan, &context)
+        let start = |(input_columns, plan): &(InputColumns, Arc<dyn ExecutionPlan>)| {
+            InputStreams::start((input_columns, &plan.schema()), plan, &context)
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
-        let (side, plan) = &self.base;
-        let base = Input::start((side, &self.base_schema()), plan, &context)?;
+        let (input_columns, plan) = &self.base;
+        let base = InputStreams::start((input_columns, &self.base_schema()), plan, &context)?;
         let training = self.training.as_ref().map(start).transpose()?;
         let kind = self.base.0.kind;
-        let kind = queries.as_ref().map_or(kind, |queries| common_kind(queries.side.kind, kind));
+        let kind =
+            queries.as_ref().map_or(kind, |queries| common_kind(queries.input_columns.kind, kind));
         let base_rows = expected_rows(plan);
         let expected = match &self.queries {
             Some((_, plan)) => expected_rows(plan),
             None => base_rows,
         };
         let (k, rows) = (self.spec.params.k(), base_rows.unwrap_or(usize::MAX));
-        let join = base::Join {
+        let execution = base::KnnExecution {
             spec: self.spec.clone(),
             schema: self.schema.clone(),
             kind,
-            asked: self.asked(),
+            request: self.device_request(),
             shape: base.dim.map(|dim| Shape { kind, dim, k, base: rows }),
             device: self.device.clone(),
             index: self.index.clone(),
@@ -421,6 +429,6 @@ impl ExecutionPlan for KnnExec {
             fetch: self.fetch,
             expected,
         };
-        Ok(stream::run(join, (base, queries, training), &context, &self.metrics))
+        Ok(stream::run(execution, (base, queries, training), &context, &self.metrics))
     }
 }

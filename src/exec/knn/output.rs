@@ -11,8 +11,8 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::MemoryReservation;
 
 use crate::device::Neighbors;
-use crate::exec::dictionaries::interleaved;
-use crate::exec::output::slice_of;
+use crate::exec::operator::dictionaries::interleaved;
+use crate::exec::operator::output::slice_of;
 
 /// The maximum bytes of carried columns in a batch, unless one row has more. The input stores a text
 /// once, the output once per neighbour: without a bound, a batch of long texts could exceed memory,

@@ -17,11 +17,11 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use super::output::Carried;
-use crate::exec::collect::{Receive, blocking, columns, in_turn};
-use crate::exec::idle::{grow, release_idle};
-use crate::exec::phases::Phases;
-use crate::exec::side::Side;
-use crate::exec::vectors::VectorReader;
+use crate::exec::operator::evictable::{evict_idle, grow};
+use crate::exec::operator::phases::Phases;
+use crate::exec::operator::streams::{Receive, blocking, columns, ordered_batches};
+use crate::exec::read::input_columns::InputColumns;
+use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Phase, Watch};
 
 /// The minimum number of queries of a search when memory is short.
@@ -43,7 +43,7 @@ pub(super) fn reserve(
     loop {
         match reservation.try_resize(rows.saturating_mul(bytes_per_row)) {
             Ok(()) => return Ok(rows),
-            Err(_) if release_idle() => {}
+            Err(_) if evict_idle() => {}
             Err(_) if rows > SMALLEST_BLOCK => rows = (rows / 2).max(SMALLEST_BLOCK),
             Err(refused) => return Err(refused),
         }
@@ -51,8 +51,8 @@ pub(super) fn reserve(
 }
 
 /// The stream of queries.
-pub(super) struct Queries {
-    side: Side,
+pub(super) struct QueryStream {
+    input_columns: InputColumns,
     stream: BoxStream<'static, Result<RecordBatch>>,
     /// The rows of the last batch that are not yet in a block.
     rest: Option<RecordBatch>,
@@ -83,23 +83,23 @@ pub(super) struct Filling {
     full: bool,
 }
 
-impl Queries {
+impl QueryStream {
     pub fn new(
-        side: Side,
+        input_columns: InputColumns,
         streams: Vec<SendableRecordBatchStream>,
         reservation: &MemoryReservation,
         phases: Phases,
     ) -> Self {
-        let stream = in_turn(streams, 1, &(Arc::new(Ok) as Receive<_>));
+        let stream = ordered_batches(streams, 1, &(Arc::new(Ok) as Receive<_>));
         let in_hand = reservation.new_empty();
-        Self { side, stream, rest: None, in_hand, phases, ended: false, seen: 0 }
+        Self { input_columns, stream, rest: None, in_hand, phases, ended: false, seen: 0 }
     }
 
     /// Begins a block; each row with its list takes `bytes_per_row` bytes.
     pub fn begin(&self, reader: VectorReader, bytes_per_row: usize) -> Filling {
         Filling {
             reader,
-            carried: Carried::new(self.side.carried.len()),
+            carried: Carried::new(self.input_columns.carried.len()),
             kept: RecordBatchMemoryCounter::new(),
             columns: self.in_hand.new_empty(),
             rows: self.in_hand.new_empty(),
@@ -135,11 +135,11 @@ impl Queries {
             self.rest = (left > 0).then(|| batch.slice(taken.num_rows(), left));
             drop(batch);
             self.seen += taken.num_rows() as u64;
-            let side = self.side.clone();
+            let input_columns = self.input_columns.clone();
             block = blocking(move || {
                 block.reader.reserve(block.capacity, 0);
-                block.reader.append(&columns(&taken, &side.vector))?;
-                block.carried.push(columns(&taken, &side.carried), taken.num_rows());
+                block.reader.append(&columns(&taken, &input_columns.vector))?;
+                block.carried.push(columns(&taken, &input_columns.carried), taken.num_rows());
                 // Releases the old buffer's reservation after rows have moved to a larger one.
                 block.rows.resize(block.capacity.saturating_mul(block.bytes_per_row));
                 Ok(block)
@@ -161,7 +161,7 @@ impl Queries {
             match self.stream.next().await.transpose()? {
                 Some(batch) if batch.num_rows() == 0 => {}
                 Some(batch) => {
-                    let vectors = batch.project(&self.side.vector)?;
+                    let vectors = batch.project(&self.input_columns.vector)?;
                     let bytes = RecordBatchMemoryCounter::new().count_batch(&vectors);
                     // The batch is in memory whether the pool grants it or not.
                     if self.in_hand.try_resize(bytes).is_err() {
@@ -178,7 +178,7 @@ impl Queries {
     /// Whether the pool grants the carried columns of a batch. The first batch of a block is
     /// accepted in any case, since it is in memory and cannot be held in part.
     fn hold(&self, block: &mut Filling, batch: &RecordBatch) -> Result<bool> {
-        let bytes = block.kept.count_batch(&batch.project(&self.side.carried)?);
+        let bytes = block.kept.count_batch(&batch.project(&self.input_columns.carried)?);
         Ok(grow(&block.columns, bytes).is_ok() || block.carried.is_empty())
     }
 
@@ -204,7 +204,7 @@ impl Queries {
     fn room_for_sets(&self, block: &Filling, batch: &RecordBatch, room: usize) -> Result<usize> {
         let mut room = room.min(batch.num_rows());
         while room > 0 {
-            let rows = columns(&batch.slice(0, room), &self.side.vector);
+            let rows = columns(&batch.slice(0, room), &self.input_columns.vector);
             let bytes = block.reader.bytes_of_tokens(&rows);
             if bytes == 0 {
                 break;
@@ -238,7 +238,7 @@ impl Filling {
             let bytes = (2 * self.capacity + more).saturating_mul(self.bytes_per_row);
             match self.rows.try_resize(bytes) {
                 Ok(()) => break,
-                Err(_) if release_idle() => {}
+                Err(_) if evict_idle() => {}
                 Err(_) if more > SMALLEST_BLOCK => more = (more / 2).max(SMALLEST_BLOCK),
                 Err(refused) => return Err(refused),
             }

@@ -7,14 +7,14 @@ use datafusion::common::internal_err;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryLimit, MemoryReservation};
 
-use super::base::{Base, Join, OnDevice};
+use super::base::{Base, DeviceSearch, KnnExecution};
 use super::metrics::Metrics;
 use super::output::{Batches, Carried};
-use super::queries::{Queries, SMALLEST_BLOCK, reserve};
-use crate::algo::knn::{Found, listed};
+use super::queries::{QueryStream, SMALLEST_BLOCK, reserve};
+use crate::algo::knn::{SearchResult, listed};
 use crate::device::{AnyDevice, QueryRows};
-use crate::exec::chosen::may_fall_back;
-use crate::exec::vectors::VectorReader;
+use crate::exec::operator::device_selection::may_fall_back;
+use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase, Watch};
 use crate::matrix::ElementKind;
 use crate::metric::Direction;
@@ -28,12 +28,12 @@ const FIRST_BLOCK: usize = 2048;
 /// The first block on a device with its own memory, which is inefficient on few queries.
 const FIRST_BLOCK_UPLOADED: usize = 16_384;
 
-/// The state of a running join.
-pub(super) struct Search {
-    join: Join,
+/// The search of a running join, and its state.
+pub(super) struct BlockSearch {
+    execution: KnnExecution,
     base: Base,
     job: Job,
-    queries: Source,
+    queries: QuerySource,
     /// The number of queries of the next block.
     target: usize,
     /// The number of rows still to be found.
@@ -44,14 +44,14 @@ pub(super) struct Search {
 }
 
 /// The source of the queries.
-pub(super) enum Source {
-    Input(Queries),
+pub(super) enum QuerySource {
+    Input(QueryStream),
     /// In a self-join of the base, the next row to search.
     Base(usize),
 }
 
 /// Queries that are searched together.
-struct Block {
+struct SearchBlock {
     rows: Rows,
     /// The carried columns of the queries; in a self-join of the base, the base has them.
     carried: Option<Carried>,
@@ -59,17 +59,17 @@ struct Block {
     reservations: Vec<MemoryReservation>,
 }
 
-impl Search {
+impl BlockSearch {
     /// A search that reserves its blocks in `reservation`, and outputs batches of `batch_size`
     /// rows.
     pub fn new(
-        (join, base, queries): (Join, Base, Source),
+        (execution, base, queries): (KnnExecution, Base, QuerySource),
         (reservation, batch_size): (MemoryReservation, usize),
         (job, metrics): (Job, Metrics),
     ) -> Self {
-        let target = FIRST_BLOCK.min(join.spec.batch_rows);
-        let left = join.fetch.unwrap_or(usize::MAX);
-        Self { join, base, job, queries, target, left, batch_size, reservation, metrics }
+        let target = FIRST_BLOCK.min(execution.spec.batch_rows);
+        let left = execution.fetch.unwrap_or(usize::MAX);
+        Self { execution, base, job, queries, target, left, batch_size, reservation, metrics }
     }
 
     /// The neighbours of the next block; `None` after the last.
@@ -85,34 +85,34 @@ impl Search {
     }
 
     /// Whether queries remain, and the memory pool is unlimited.
-    pub fn may_go_ahead(&self) -> bool {
-        self.left > 0 && matches!(self.join.pool.memory_limit(), MemoryLimit::Infinite)
+    pub fn may_prefetch(&self) -> bool {
+        self.left > 0 && matches!(self.execution.pool.memory_limit(), MemoryLimit::Infinite)
     }
 
     /// The neighbours of a block.
-    async fn search(&mut self, block: Block) -> Result<Batches> {
+    async fn search(&mut self, block: SearchBlock) -> Result<Batches> {
         let mut found = self.search_on_device(&block).await?;
         if let Err(error) = &found
             && error.is_of_device()
-            && let Some(OnDevice { device, .. }) = &self.base.search
-            && may_fall_back(self.join.spec.device, device)
+            && let Some(DeviceSearch { device, .. }) = &self.base.search
+            && may_fall_back(self.execution.spec.device, device)
         {
             let device = device.clone();
             self.metrics.phases.enter(Phase::Prepare);
-            self.join.device.fall_back(&device, error);
+            self.execution.device.fall_back(&device, error);
             // Frees the failed device's search before its replacement is opened.
             self.base.search = None;
-            self.base.open(&self.join, AnyDevice::cpu(), &self.job).await?;
+            self.base.open(&self.execution, AnyDevice::cpu(), &self.job).await?;
             found = self.search_on_device(&block).await?;
         }
         let mut found = found?;
-        self.base.places(&mut found.neighbors.rows);
+        self.base.to_positions(&mut found.neighbors.rows);
         self.metrics.record(&found, block.rows.len());
         if !self.base.rows.is_empty() {
-            self.target = self.target.saturating_mul(2).min(self.join.spec.batch_rows);
+            self.target = self.target.saturating_mul(2).min(self.execution.spec.batch_rows);
         }
         Ok(Batches {
-            schema: self.join.schema.clone(),
+            schema: self.execution.schema.clone(),
             base: self.base.carried.clone(),
             queries: block.carried,
             first_query: match block.query_rows {
@@ -128,8 +128,11 @@ impl Search {
     }
 
     /// The neighbours of a block, or the error of the device.
-    async fn search_on_device(&mut self, block: &Block) -> Result<Result<Found, crate::Error>> {
-        let OnDevice { search, device, .. } = self.on_device(block.rows.len()).await?;
+    async fn search_on_device(
+        &mut self,
+        block: &SearchBlock,
+    ) -> Result<Result<SearchResult, crate::Error>> {
+        let DeviceSearch { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
         let queries = (block.rows.clone(), block.query_rows);
         let found = search.search(queries, &self.job).await?;
@@ -139,19 +142,19 @@ impl Search {
 
     /// The search on the device chosen for `expected` queries. A device that is inefficient on few
     /// queries gets a larger first block.
-    async fn on_device(&mut self, expected: usize) -> Result<OnDevice> {
-        let Self { base, join, metrics, job, .. } = self;
-        let found = base.on_device(join, &metrics.phases, expected, job).await?;
+    async fn on_device(&mut self, expected: usize) -> Result<DeviceSearch> {
+        let Self { base, execution, metrics, job, .. } = self;
+        let found = base.on_device(execution, &metrics.phases, expected, job).await?;
         if found.uploaded {
-            self.target = self.target.max(FIRST_BLOCK_UPLOADED).min(self.join.spec.batch_rows);
+            self.target = self.target.max(FIRST_BLOCK_UPLOADED).min(self.execution.spec.batch_rows);
         }
         Ok(found)
     }
 
     /// The number of neighbours of each query.
     fn per_query(&self) -> usize {
-        let itself = usize::from(matches!(self.queries, Source::Base(_)));
-        self.join.spec.params.k().min(self.base.rows.len().saturating_sub(itself))
+        let itself = usize::from(matches!(self.queries, QuerySource::Base(_)));
+        self.execution.spec.params.k().min(self.base.rows.len().saturating_sub(itself))
     }
 
     /// The number of queries whose lists make up the rows still to be output.
@@ -160,17 +163,17 @@ impl Search {
     }
 
     /// The next block of queries, as large as memory allows; `None` at the end.
-    async fn block(&mut self) -> Result<Option<Block>> {
+    async fn block(&mut self) -> Result<Option<SearchBlock>> {
         match self.queries {
-            Source::Base(next) => self.block_of_base(next).await,
-            Source::Input(_) => self.block_of_queries().await,
+            QuerySource::Base(next) => self.block_of_base(next).await,
+            QuerySource::Input(_) => self.block_of_queries().await,
         }
     }
 
     /// Bytes of a query's candidate list while it grows, and of its result.
     fn list_bytes(&self) -> usize {
         let matrix = self.base.rows.matrix();
-        let k = listed(self.join.spec.params.metric(), matrix, self.per_query());
+        let k = listed(self.execution.spec.params.metric(), matrix, self.per_query());
         let real =
             if matrix.kind() == ElementKind::F64 { size_of::<f64>() } else { size_of::<f32>() };
         // Lists are cut back to k whenever they exceed it by a quarter, in a buffer that doubles.
@@ -186,14 +189,14 @@ impl Search {
         // Sets are counted when they are read.
         let matrix = self.base.rows.matrix();
         let bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
-        if !self.join.spec.params.metric().is_of_directions() {
+        if !self.execution.spec.params.metric().is_of_directions() {
             return bytes;
         }
         // Vectors as given, and their unit vectors.
         2 * bytes + size_of::<Direction>()
     }
 
-    async fn block_of_base(&mut self, next: usize) -> Result<Option<Block>> {
+    async fn block_of_base(&mut self, next: usize) -> Result<Option<SearchBlock>> {
         let left = (self.base.rows.len() - next).min(self.needed());
         if left == 0 {
             return Ok(None);
@@ -201,8 +204,8 @@ impl Search {
         self.on_device(left).await?;
         let reservation = self.reservation.new_empty();
         let rows = reserve(&reservation, self.list_bytes(), left.min(self.target))?;
-        self.queries = Source::Base(next + rows);
-        Ok(Some(Block {
+        self.queries = QuerySource::Base(next + rows);
+        Ok(Some(SearchBlock {
             query_rows: QueryRows::OfBase { first: next as u32 },
             rows: self.base.rows.slice(next..next + rows),
             carried: None,
@@ -210,21 +213,21 @@ impl Search {
         }))
     }
 
-    async fn block_of_queries(&mut self) -> Result<Option<Block>> {
+    async fn block_of_queries(&mut self) -> Result<Option<SearchBlock>> {
         let base = self.base.rows.clone();
         let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(self.row_bytes()));
         // A margin over the needed queries: the first may have NULL vectors.
         // LSH parameters are tuned on all queries that fit in memory.
-        let chooses = self.join.chooses() && self.base.search.is_none();
+        let chooses = self.execution.chooses() && self.base.search.is_none();
         let wanted = |target: usize| {
             if chooses { usize::MAX } else { target.min(needed.max(SMALLEST_BLOCK)) }
         };
         loop {
             let target = wanted(self.target);
-            let Source::Input(queries) = &mut self.queries else {
+            let QuerySource::Input(queries) = &mut self.queries else {
                 return internal_err!("a join of the base with itself has no other queries");
             };
-            let reader = reader(&self.join, &base, queries.seen);
+            let reader = reader(&self.execution, &base, queries.seen);
             let block = queries.begin(reader, bytes);
             let block = queries.fill(block, target).await?;
             if block.len() == 0 {
@@ -234,15 +237,17 @@ impl Search {
                 // The block filled up before the first row with a vector.
                 continue;
             }
-            let expected = match (queries.ended, self.join.expected) {
+            let expected = match (queries.ended, self.execution.expected) {
                 (true, _) => block.len(),
-                (false, expected) => expected.unwrap_or(self.join.spec.batch_rows).max(block.len()),
+                (false, expected) => {
+                    expected.unwrap_or(self.execution.spec.batch_rows).max(block.len())
+                }
             };
             let mut block = block;
             if !chooses {
                 self.on_device(expected.min(needed)).await?;
                 let target = wanted(self.target);
-                let Source::Input(queries) = &mut self.queries else { continue };
+                let QuerySource::Input(queries) = &mut self.queries else { continue };
                 block = queries.fill(block, target).await?;
             }
             block.settle();
@@ -253,9 +258,9 @@ impl Search {
                 self.base.sample = (rows.clone(), QueryRows::Separate);
                 self.on_device(expected).await?;
             }
-            return Ok(Some(Block {
+            return Ok(Some(SearchBlock {
                 // LSH may find fewer neighbours per query than expected.
-                rows: match &self.join.spec.lsh {
+                rows: match &self.execution.spec.lsh {
                     Some(_) => rows,
                     None => rows.slice(0..rows.len().min(needed)),
                 },
@@ -268,10 +273,10 @@ impl Search {
 }
 
 /// A reader of queries that starts at row `first` of their input, with the dimension of the base.
-fn reader(join: &Join, base: &Rows, first: u64) -> VectorReader {
-    let spec = &join.spec;
+fn reader(execution: &KnnExecution, base: &Rows, first: u64) -> VectorReader {
+    let spec = &execution.spec;
     let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();
     let dim = (!base.is_empty()).then(|| base.matrix().dim());
-    let reader = VectorReader::new("queries", vector, join.kind, spec.params.metric());
+    let reader = VectorReader::new("queries", vector, execution.kind, spec.params.metric());
     reader.for_search().continuing(first, dim)
 }

@@ -7,8 +7,8 @@ use datafusion::error::Result;
 
 use crate::algo::knn::{KnnParams, LshParams};
 use crate::device::DeviceChoice;
-use crate::exec::column::VectorColumn;
-use crate::exec::side::Side;
+use crate::exec::read::input_columns::InputColumns;
+use crate::exec::read::vector_column::VectorColumn;
 
 /// The specification of a [`KnnExec`](super::KnnExec), independent of its inputs.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,7 +55,10 @@ impl KnnSpec {
 ///
 /// # Errors
 /// Vectors of kinds that cannot be compared.
-pub fn knn_fields(queries: Option<(&Side, &Fields)>, base: (&Side, &Fields)) -> Result<Vec<Field>> {
+pub fn knn_fields(
+    queries: Option<(&InputColumns, &Fields)>,
+    base: (&InputColumns, &Fields),
+) -> Result<Vec<Field>> {
     let (query_side, query_fields) = queries.unwrap_or(base);
     let kinds = (query_side.kind, base.0.kind);
     if !kinds.0.is_like(kinds.1) {
@@ -66,13 +69,13 @@ pub fn knn_fields(queries: Option<(&Side, &Fields)>, base: (&Side, &Fields)) -> 
     {
         return plan_err!("dim mismatch: queries have {q}, base has {b}");
     }
-    let carried = |prefix: &str, side: &Side, fields: &Fields| {
+    let carried = |prefix: &str, input_columns: &InputColumns, fields: &Fields| {
         let rename = |i: &usize| {
             let field = fields[*i].as_ref().clone();
             let name = format!("{prefix}_{}", field.name());
             field.with_name(name)
         };
-        side.carried.iter().map(rename).collect::<Vec<_>>()
+        input_columns.carried.iter().map(rename).collect::<Vec<_>>()
     };
     let mut fields = carried("query", query_side, query_fields);
     fields.extend(carried("base", base.0, base.1));

@@ -9,58 +9,58 @@ use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
-use super::ahead::Output;
-use super::base::{Join, read};
+use super::base::{KnnExecution, read};
 use super::metrics::Metrics;
-use super::queries::Queries;
-use super::search::{Search, Source};
+use super::prefetch::PrefetchedOutput;
+use super::queries::QueryStream;
+use super::search::{BlockSearch, QuerySource};
 use crate::device::QueryRows;
-use crate::exec::collect::{CancelOnDrop, Pool};
-use crate::exec::complete::Input;
+use crate::exec::operator::drain::InputStreams;
+use crate::exec::operator::streams::{CancelOnDrop, PoolBudget};
 use crate::job::{Cancel, Job};
 
 /// Runs the join: the neighbours of every query.
 pub(super) fn run(
-    join: Join,
-    (base, queries, training): (Input, Option<Input>, Option<Input>),
+    execution: KnnExecution,
+    (base, queries, training): (InputStreams, Option<InputStreams>, Option<InputStreams>),
     context: &Arc<TaskContext>,
     metrics: &ExecutionPlanMetricsSet,
 ) -> SendableRecordBatchStream {
-    let schema = join.schema.clone();
-    let metrics = Metrics::new(metrics, join.spec.lsh.is_some());
+    let schema = execution.schema.clone();
+    let metrics = Metrics::new(metrics, execution.spec.lsh.is_some());
     let phases = metrics.phases.clone();
     let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
     let reservation = reserve("KnnExec queries");
     let reservations = (reserve("KnnExec base"), reserve("KnnExec training"));
     let batch_size = context.session_config().batch_size();
     let cancel = CancelOnDrop(Cancel::default());
-    let budget = Arc::new(Pool(reserve("KnnExec rows")));
+    let budget = Arc::new(PoolBudget(reserve("KnnExec rows")));
     let mut job = Job::new(cancel.0.clone()).with_budget(budget);
-    if join.spec.lsh.is_some() {
+    if execution.spec.lsh.is_some() {
         job = job.with_watch(Arc::new(phases.clone()));
     }
     let start = async move {
-        let _waking = join.asked.wake(join.warm());
+        let _warm_up = execution.request.warm_up(execution.warm());
         let queries = match queries {
-            Some(Input { side, streams, .. }) => {
+            Some(InputStreams { input_columns, streams, .. }) => {
                 let phases = metrics.phases.clone();
-                Source::Input(Queries::new(side, streams, &reservation, phases))
+                QuerySource::Input(QueryStream::new(input_columns, streams, &reservation, phases))
             }
-            None => Source::Base(0),
+            None => QuerySource::Base(0),
         };
         let watched = (&metrics.phases, &job);
-        let mut base = read(&join, (base, training), reservations, watched).await?;
-        if let Source::Base(first) = &queries {
-            let end = if join.chooses() { base.rows.len() } else { 0 };
+        let mut base = read(&execution, (base, training), reservations, watched).await?;
+        if let QuerySource::Base(first) = &queries {
+            let end = if execution.chooses() { base.rows.len() } else { 0 };
             let query_rows = QueryRows::OfBase { first: *first as u32 };
             base.sample = (base.rows.slice(0..end), query_rows);
         }
         metrics.base_rows.add(base.carried.positions.len());
-        let left = join.fetch.unwrap_or(usize::MAX);
+        let left = execution.fetch.unwrap_or(usize::MAX);
         let of_output = (metrics.phases.clone(), metrics.ahead.clone(), metrics.baseline.clone());
         let of_session = (reservation, batch_size);
-        let search = Search::new((join, base, queries), of_session, (job, metrics));
-        let output = Output::new(search, left, cancel, of_output);
+        let search = BlockSearch::new((execution, base, queries), of_session, (job, metrics));
+        let output = PrefetchedOutput::new(search, left, cancel, of_output);
         Ok::<_, DataFusionError>(futures::stream::try_unfold(output, |mut output| async move {
             let batch = output.next().await?;
             Ok(batch.map(|batch| (batch, output)))

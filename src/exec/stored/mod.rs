@@ -23,15 +23,15 @@
 //! The vectors and tables of an open file are read by the first search that needs them. They stay
 //! in memory, and on the device, until the table is dropped or another consumer needs the memory.
 
-mod file;
-mod numbered;
+mod file_row_numbers;
+mod index_file;
+mod index_scan;
+mod index_sink;
 mod options;
 mod resident;
-mod scan;
-mod write;
 
-pub(super) use numbered::{numbered, stored_in};
+pub(super) use file_row_numbers::{stored_index_of, with_row_numbers};
+pub(crate) use index_scan::IndexScanExec;
+pub(crate) use index_sink::IndexSink;
 pub(crate) use resident::StoredIndex;
-pub(super) use resident::{Residence, Vectors};
-pub(crate) use scan::IndexScanExec;
-pub(crate) use write::IndexSink;
+pub(super) use resident::{IndexVectors, Residence};

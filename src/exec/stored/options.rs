@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use crate::algo::knn::{LshParams, Scoring};
 use crate::error::{Error, Result};
-use crate::exec::column::VectorColumn;
-use crate::exec::hashed::KnnLsh;
+use crate::exec::knn_lsh_builder::KnnLsh;
+use crate::exec::read::vector_column::VectorColumn;
 use crate::index::lsh::{Family, Planes, Rounding, file};
 use crate::metric::Metric;
 

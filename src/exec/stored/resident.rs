@@ -15,13 +15,13 @@ use datafusion::object_store::path::Path;
 use futures::future::try_join_all;
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::file::IndexFile;
+use super::index_file::IndexFile;
 use crate::algo::knn::{LoadedTables, StoredBase, open_stored};
 use crate::device::AnyDevice;
 use crate::error::{Error, Result as OwnResult};
-use crate::exec::collect::{Pool, blocking, computing};
-use crate::exec::idle::{Keeper, register};
-use crate::exec::vectors::VectorReader;
+use crate::exec::operator::evictable::{Evictable, register};
+use crate::exec::operator::streams::{PoolBudget, blocking, computing};
+use crate::exec::read::vector_reader::VectorReader;
 use crate::index::lsh::Table;
 use crate::index::lsh::file::bad;
 use crate::job::{Job, Phase, Reserved};
@@ -33,27 +33,27 @@ use crate::rows::Rows;
 pub(crate) struct StoredIndex {
     file: IndexFile,
     /// The vectors and tables in memory, locked while they are read.
-    read: AsyncMutex<Read>,
-    bases: Mutex<Vec<OnDevice>>,
+    read: AsyncMutex<InMemory>,
+    bases: Mutex<Vec<DeviceCopy>>,
 }
 
 /// The vectors, one entry per element kind, and the tables.
 #[derive(Default)]
-struct Read {
-    vectors: Vec<Arc<Vectors>>,
+struct InMemory {
+    vectors: Vec<Arc<IndexVectors>>,
     tables: Option<Arc<LoadedTables>>,
 }
 
 /// The vectors of an index, converted to one element kind.
-pub(in crate::exec) struct Vectors {
+pub(in crate::exec) struct IndexVectors {
     pub rows: Rows,
     _reserved: Vec<Reserved>,
 }
 
 /// The vectors on a device, identified by its name and memory limit.
-struct OnDevice {
+struct DeviceCopy {
     device: (String, u64),
-    vectors: Arc<Vectors>,
+    vectors: Arc<IndexVectors>,
     base: Arc<dyn StoredBase>,
 }
 
@@ -65,7 +65,7 @@ pub(in crate::exec) enum Residence {
     /// The tables were in memory.
     Resident,
     /// The tables do not fit in memory together, and are read in turn for every block of queries.
-    InTurn,
+    TableByTable,
 }
 
 impl Residence {
@@ -74,20 +74,20 @@ impl Residence {
         match self {
             Self::Loaded => "loaded",
             Self::Resident => "resident",
-            Self::InTurn => "table by table",
+            Self::TableByTable => "table by table",
         }
     }
 }
 
-impl Keeper for StoredIndex {
-    fn release(&self) -> bool {
+impl Evictable for StoredIndex {
+    fn evict(&self) -> bool {
         // A locked index is in use.
         let Ok(mut read) = self.read.try_lock() else { return false };
         let mut bases = self.bases.lock().unwrap_or_else(PoisonError::into_inner);
         fn is_used<T: ?Sized>(held: &Arc<T>) -> bool {
             Arc::strong_count(held) > 1
         }
-        let held = |bases: &[OnDevice], read: &Read| {
+        let held = |bases: &[DeviceCopy], read: &InMemory| {
             bases.len() + read.vectors.len() + usize::from(read.tables.is_some())
         };
         let before = held(&bases, &read);
@@ -111,8 +111,8 @@ impl StoredIndex {
     ) -> OwnResult<Arc<Self>> {
         let file = IndexFile::open(store, path, name).await?;
         let index = Arc::new(Self { file, read: AsyncMutex::default(), bases: Mutex::default() });
-        let keeper: Weak<dyn Keeper> = Arc::<Self>::downgrade(&index);
-        register(keeper);
+        let owner: Weak<dyn Evictable> = Arc::<Self>::downgrade(&index);
+        register(owner);
         Ok(index)
     }
 
@@ -127,9 +127,9 @@ impl StoredIndex {
         kind: ElementKind,
         pool: &Arc<dyn MemoryPool>,
         job: &Job,
-    ) -> Result<Arc<Vectors>> {
+    ) -> Result<Arc<IndexVectors>> {
         let mut read = self.read.lock().await;
-        let is_wanted = |held: &&Arc<Vectors>| held.rows.matrix().kind() == kind;
+        let is_wanted = |held: &&Arc<IndexVectors>| held.rows.matrix().kind() == kind;
         if let Some(held) = read.vectors.iter().find(is_wanted) {
             return Ok(held.clone());
         }
@@ -169,13 +169,13 @@ impl StoredIndex {
         &self,
         device: &AnyDevice,
         memory: u64,
-        vectors: &Arc<Vectors>,
+        vectors: &Arc<IndexVectors>,
         job: &Job,
     ) -> OwnResult<Arc<dyn StoredBase>> {
         let lock = || self.bases.lock().unwrap_or_else(PoisonError::into_inner);
         let device_of = (device.info().name, memory);
         let is_wanted =
-            |held: &&OnDevice| held.device == device_of && Arc::ptr_eq(&held.vectors, vectors);
+            |held: &&DeviceCopy| held.device == device_of && Arc::ptr_eq(&held.vectors, vectors);
         if let Some(held) = lock().iter().find(is_wanted) {
             return Ok(held.base.clone());
         }
@@ -185,21 +185,21 @@ impl StoredIndex {
         let (vectors, mut bases) = (vectors.clone(), lock());
         // A concurrent query may have been faster.
         let is_wanted =
-            |held: &&OnDevice| held.device == device_of && Arc::ptr_eq(&held.vectors, &vectors);
+            |held: &&DeviceCopy| held.device == device_of && Arc::ptr_eq(&held.vectors, &vectors);
         if let Some(held) = bases.iter().find(is_wanted) {
             return Ok(held.base.clone());
         }
-        bases.push(OnDevice { device: device_of, vectors, base: base.clone() });
+        bases.push(DeviceCopy { device: device_of, vectors, base: base.clone() });
         Ok(base)
     }
 
     /// The job with a memory budget of the index.
     fn own_budget(&self, pool: &Arc<dyn MemoryPool>, job: &Job) -> Job {
         let held = MemoryConsumer::new(format!("index {}", self.file.name())).register(pool);
-        job.clone().with_budget(Arc::new(Pool(held)))
+        job.clone().with_budget(Arc::new(PoolBudget(held)))
     }
 
-    async fn read_vectors(&self, kind: ElementKind, job: &Job) -> Result<Vectors> {
+    async fn read_vectors(&self, kind: ElementKind, job: &Job) -> Result<IndexVectors> {
         job.enter(Phase::Read);
         let (file, schema) = (&self.file, self.file.schema());
         let names = file.vector().names().iter();
@@ -240,7 +240,7 @@ impl StoredIndex {
             tokens -= of_group.bytes();
             reserved.push(of_group);
         }
-        Ok(Vectors { rows, _reserved: reserved })
+        Ok(IndexVectors { rows, _reserved: reserved })
     }
 
     /// The stored bytes of columns, of all row groups.

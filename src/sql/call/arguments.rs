@@ -8,7 +8,7 @@ use datafusion::sql::sqlparser::ast;
 
 use super::columns::ColumnArgument;
 use super::relation;
-use super::signature::{Kind, Signature};
+use super::signature::{ArgumentKind, Signature};
 
 /// The value of an argument, before its type is known.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ impl Arguments {
         let mut arguments = Self { function, inputs: Vec::new(), values: Vec::new() };
         for (name, arg) in names.into_iter().zip(positional).chain(named) {
             arguments.check_new(name)?;
-            if let Kind::Input | Kind::Relation = function.kind(name) {
+            if let ArgumentKind::Input | ArgumentKind::Relation = function.kind(name) {
                 let plan = relation::plan(function.name, name, arg, context)?;
                 arguments.inputs.push((name, plan));
             } else {
@@ -76,7 +76,7 @@ impl Arguments {
         let names = function.place(exprs, &[], is_relation)?;
         let mut arguments = Self { function, inputs: Vec::new(), values: Vec::new() };
         for (name, expr) in names.into_iter().zip(exprs) {
-            if function.kind(name) == Kind::Input {
+            if function.kind(name) == ArgumentKind::Input {
                 arguments.inputs.push((name, table(expr)?));
             } else {
                 arguments.values.push((name, columns_of(function, name, expr)));
@@ -178,7 +178,7 @@ fn value(
     context: &mut dyn RelationPlannerContext,
 ) -> Result<Value> {
     let (kind, function) = (function.kind(name), function.name);
-    if let Kind::MethodOrRelation { methods, .. } = kind
+    if let ArgumentKind::MethodOrRelation { methods, .. } = kind
         && relation::is_relation(&arg, context)
         && !is_method(methods, &arg)
     {
@@ -192,7 +192,7 @@ fn value(
             ),
         };
     }
-    if kind == Kind::Columns
+    if kind == ArgumentKind::Columns
         && let Some(columns) = ColumnArgument::from_sql(&arg)
     {
         return Ok(Value::Columns(columns));
@@ -215,7 +215,7 @@ fn is_method(methods: &[&str], arg: &ast::Expr) -> bool {
 /// The value of a positional expression; column names if the argument takes columns.
 fn columns_of(function: &Signature, name: &str, expr: &Expr) -> Value {
     match expr {
-        Expr::Literal(value, _) if function.kind(name) == Kind::Columns => {
+        Expr::Literal(value, _) if function.kind(name) == ArgumentKind::Columns => {
             match ColumnArgument::from_literal(value) {
                 Some(columns) => Value::Columns(columns),
                 None => Value::Expr(expr.clone()),

@@ -21,7 +21,7 @@ use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::parser::Parser;
 use datafusion::sql::sqlparser::tokenizer::Token;
 
-use super::compared::{Compared, is_of_nulls};
+use super::vector_kind::{VectorKind, is_of_nulls};
 use crate::exec::{VectorColumn, vector_name, weight_name};
 
 /// A function that turns SQL into an expression over a schema.
@@ -200,8 +200,8 @@ pub(in crate::sql) enum VectorUse {
     Shared,
 }
 
-/// An input of a call, while its columns are being resolved.
-pub(in crate::sql) struct InputColumns<'a, 'b> {
+/// The resolver of the columns of a call's input.
+pub(in crate::sql) struct ColumnResolver<'a, 'b> {
     function: &'a str,
     input: &'a str,
     plan: LogicalPlan,
@@ -214,9 +214,9 @@ pub(in crate::sql) struct InputColumns<'a, 'b> {
 }
 
 /// A requested expression: label, expression and type.
-type Asked = (String, Expr, DataType);
+type RequestedColumn = (String, Expr, DataType);
 
-impl<'a, 'b> InputColumns<'a, 'b> {
+impl<'a, 'b> ColumnResolver<'a, 'b> {
     /// # Errors
     /// Two columns with the same name, which would be ambiguous in the output.
     pub fn try_new(
@@ -254,20 +254,20 @@ impl<'a, 'b> InputColumns<'a, 'b> {
     pub fn vector(
         &mut self,
         asked: Option<&ColumnArgument>,
-        compared: Compared,
+        vector_kind: VectorKind,
         use_of: VectorUse,
     ) -> Result<VectorColumn> {
-        let (exprs, is_list) = self.asked(asked, compared)?;
+        let (exprs, is_list) = self.asked(asked, vector_kind)?;
         let of_nulls = match (&self.of_nulls, is_list) {
             (_, true) => DataType::Float32,
             (Some(known), false) => known.clone(),
-            (None, false) => compared.of_nulls(),
+            (None, false) => vector_kind.of_nulls(),
         };
         let mut names = Vec::new();
         for (label, expr, found) in exprs {
             let written = name_of(&expr).map_or_else(|| label.clone(), |name| quoted(&name));
             let (expr, found) = decode(expr, found, &of_nulls);
-            self.check((label.as_str(), written.as_str()), &found, is_list, compared)?;
+            self.check((label.as_str(), written.as_str()), &found, is_list, vector_kind)?;
             names.push(self.place(expr, &label, vector_name, use_of));
         }
         Ok(match (is_list, <[String; 1]>::try_from(names)) {
@@ -282,11 +282,11 @@ impl<'a, 'b> InputColumns<'a, 'b> {
     pub fn vector_type(
         &mut self,
         asked: Option<&ColumnArgument>,
-        compared: Compared,
+        vector_kind: VectorKind,
     ) -> Result<Option<DataType>> {
-        let (exprs, is_list) = self.asked(asked, compared)?;
+        let (exprs, is_list) = self.asked(asked, vector_kind)?;
         Ok(match exprs.as_slice() {
-            [(_, _, found)] if !is_list => compared.of_any_length(found),
+            [(_, _, found)] if !is_list => vector_kind.of_any_length(found),
             _ => None,
         })
     }
@@ -295,8 +295,8 @@ impl<'a, 'b> InputColumns<'a, 'b> {
     fn asked(
         &mut self,
         asked: Option<&ColumnArgument>,
-        compared: Compared,
-    ) -> Result<(Vec<Asked>, bool)> {
+        vector_kind: VectorKind,
+    ) -> Result<(Vec<RequestedColumn>, bool)> {
         let schema = self.plan.schema().clone();
         let (exprs, is_list) = match asked {
             Some(asked) => {
@@ -304,7 +304,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
                 (exprs, asked.is_list)
             }
             None => {
-                let column = only_vector(self.function, self.input, &schema, compared)?;
+                let column = only_vector(self.function, self.input, &schema, vector_kind)?;
                 (vec![(column.name.clone(), Expr::Column(column))], false)
             }
         };
@@ -321,7 +321,7 @@ impl<'a, 'b> InputColumns<'a, 'b> {
         (label, written): (&str, &str),
         found: &DataType,
         is_dimension: bool,
-        compared: Compared,
+        vector_kind: VectorKind,
     ) -> Result<()> {
         let (name, input) = (label.to_string(), self.input);
         if is_dimension {
@@ -330,10 +330,10 @@ impl<'a, 'b> InputColumns<'a, 'b> {
                 None => plan_err!("column {label} of {input} holds no numbers, but {found}"),
             };
         }
-        match VectorColumn::Whole(name).kind(&[found], compared.metric()) {
+        match VectorColumn::Whole(name).kind(&[found], vector_kind.metric()) {
             Some(_) => Ok(()),
             None => {
-                let advice = compared.advice(written, found);
+                let advice = vector_kind.advice(written, found);
                 plan_err!("column {label} of {input} holds no vectors, but {found}{advice}")
             }
         }
@@ -428,15 +428,16 @@ pub(in crate::sql) fn only_vector(
     function: &str,
     input: &str,
     schema: &DFSchema,
-    compared: Compared,
+    vector_kind: VectorKind,
 ) -> Result<Column> {
-    let mut candidates = columns_that(schema, |found| compared.has(found) && !is_of_nulls(found));
+    let mut candidates =
+        columns_that(schema, |found| vector_kind.has(found) && !is_of_nulls(found));
     if candidates.is_empty() {
-        candidates = columns_that(schema, |found| compared.has(found) || found.is_null());
+        candidates = columns_that(schema, |found| vector_kind.has(found) || found.is_null());
     }
     match candidates.as_slice() {
         [only] => Ok(only.clone()),
-        [] => plan_err!("{function}: {}", no_vector(input, schema, compared)),
+        [] => plan_err!("{function}: {}", no_vector(input, schema, vector_kind)),
         several => {
             let several = several.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
             plan_err!(
@@ -454,16 +455,16 @@ fn columns_that(schema: &DFSchema, fit: impl Fn(&DataType) -> bool) -> Vec<Colum
 }
 
 /// An error message for an input without a column of vectors, with advice.
-fn no_vector(input: &str, schema: &DFSchema, compared: Compared) -> String {
+fn no_vector(input: &str, schema: &DFSchema, vector_kind: VectorKind) -> String {
     let columns = schema.fields().iter().map(|f| format!("{} {}", f.name(), f.data_type()));
     let columns = columns.collect::<Vec<_>>().join(", ");
-    let dimensions = match compared {
-        Compared::Bits | Compared::BitsOrSets => "",
+    let dimensions = match vector_kind {
+        VectorKind::Bits | VectorKind::BitsOrSets => "",
         _ => ". Numeric columns serve as dimensions with vector => ['x', 'y']",
     };
     // The last matching column: columns of vectors tend to come last.
     let mut advice =
-        schema.fields().iter().map(|f| compared.advice(&quoted(f.name()), f.data_type()));
+        schema.fields().iter().map(|f| vector_kind.advice(&quoted(f.name()), f.data_type()));
     let advice = advice.rfind(|advice| !advice.is_empty()).unwrap_or_default();
-    format!("{input} has no column of {compared}; its columns are {columns}{dimensions}{advice}")
+    format!("{input} has no column of {vector_kind}; its columns are {columns}{dimensions}{advice}")
 }

@@ -19,7 +19,7 @@ pub(in crate::sql) struct Signature {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::sql) struct Argument {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ArgumentKind,
     /// The default of an optional argument; `None` if the argument is required.
     pub default: Option<&'static str>,
     /// The meaning: the beginning of the description on the page.
@@ -29,7 +29,7 @@ pub(in crate::sql) struct Argument {
 /// The vector columns of an input.
 pub(in crate::sql) const VECTOR: Argument = Argument::optional(
     "vector",
-    Kind::Columns,
+    ArgumentKind::Columns,
     "the only column that can be one",
     "The column of vectors, or an array of numeric columns that are the dimensions",
 );
@@ -37,25 +37,25 @@ pub(in crate::sql) const VECTOR: Argument = Argument::optional(
 /// The rows to cluster.
 pub(in crate::sql) const CLUSTERED: Argument = Argument::required(
     "input",
-    Kind::Input,
+    ArgumentKind::Input,
     "The rows: a table, view or CTE, a subquery in parentheses, a file by its path in quotes",
 );
 
 /// The vector of a row, in a window function.
 pub(in crate::sql) const GROUPED: Argument =
-    Argument::required("v", Kind::Columns, "List of numbers");
+    Argument::required("v", ArgumentKind::Columns, "List of numbers");
 
 /// The weights of rows.
 pub(in crate::sql) const WEIGHT: Argument = Argument::optional(
     "weight",
-    Kind::Columns,
+    ArgumentKind::Columns,
     "none",
     "Row weights, from 0: a numeric column, or an expression over columns",
 );
 
 /// The kind of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::sql) enum Kind {
+pub(in crate::sql) enum ArgumentKind {
     /// A relation, by position or by name.
     Input,
     /// A relation, by name only.
@@ -70,14 +70,14 @@ pub(in crate::sql) enum Kind {
 
 impl Argument {
     /// A required argument.
-    pub const fn required(name: &'static str, kind: Kind, meaning: &'static str) -> Self {
+    pub const fn required(name: &'static str, kind: ArgumentKind, meaning: &'static str) -> Self {
         Self { name, kind, default: None, meaning }
     }
 
     /// An optional argument.
     pub const fn optional(
         name: &'static str,
-        kind: Kind,
+        kind: ArgumentKind,
         default: &'static str,
         meaning: &'static str,
     ) -> Self {
@@ -85,7 +85,7 @@ impl Argument {
     }
 }
 
-impl Kind {
+impl ArgumentKind {
     /// The accepted values, in words.
     pub fn accepted(self) -> String {
         match self {
@@ -146,8 +146,8 @@ impl Signature {
     }
 
     /// The kind of an argument.
-    pub(super) fn kind(&self, name: &str) -> Kind {
-        self.argument(name).map_or(Kind::Value, |argument| argument.kind)
+    pub(super) fn kind(&self, name: &str) -> ArgumentKind {
+        self.argument(name).map_or(ArgumentKind::Value, |argument| argument.kind)
     }
 
     fn argument(&self, name: &str) -> Option<&'static Argument> {
@@ -156,9 +156,9 @@ impl Signature {
 
     /// The positional arguments in order, then the arguments by name only.
     pub fn in_order(&self) -> impl Iterator<Item = &'static Argument> {
-        self.of(|kind| kind == Kind::Input)
-            .chain(self.of(|kind| !matches!(kind, Kind::Input | Kind::Relation)))
-            .chain(self.of(|kind| kind == Kind::Relation))
+        self.of(|kind| kind == ArgumentKind::Input)
+            .chain(self.of(|kind| !matches!(kind, ArgumentKind::Input | ArgumentKind::Relation)))
+            .chain(self.of(|kind| kind == ArgumentKind::Relation))
     }
 
     /// The names of all arguments, in the order of [`in_order`](Self::in_order).
@@ -168,17 +168,20 @@ impl Signature {
 
     /// The names of the relations, by position.
     fn inputs(&self) -> impl Iterator<Item = &'static str> {
-        self.of(|kind| kind == Kind::Input).map(|argument| argument.name)
+        self.of(|kind| kind == ArgumentKind::Input).map(|argument| argument.name)
     }
 
     /// The names of the other positional arguments, by position.
     fn values(&self) -> impl Iterator<Item = &'static str> {
-        let values = self.of(|kind| !matches!(kind, Kind::Input | Kind::Relation));
+        let values = self.of(|kind| !matches!(kind, ArgumentKind::Input | ArgumentKind::Relation));
         values.map(|argument| argument.name)
     }
 
     /// The arguments of the kinds that `is_wanted` accepts.
-    fn of(&self, is_wanted: impl Fn(Kind) -> bool) -> impl Iterator<Item = &'static Argument> {
+    fn of(
+        &self,
+        is_wanted: impl Fn(ArgumentKind) -> bool,
+    ) -> impl Iterator<Item = &'static Argument> {
         self.arguments.iter().filter(move |argument| is_wanted(argument.kind))
     }
 }

@@ -12,9 +12,9 @@ use datafusion::prelude::DataFrame;
 pub use self::arguments::DbscanArguments;
 pub use self::node::DbscanNode;
 use super::call::{
-    Argument, Arguments, CLUSTERED, ColumnArgument, Compared, Function, GROUPED, GroupFunction,
-    InputColumns, Kind, Labelled, Resolve, Signature, VECTOR, VectorUse, WEIGHT, known_metric,
-    resolve_with,
+    Argument, ArgumentKind, Arguments, CLUSTERED, ColumnArgument, ColumnResolver, Function,
+    GROUPED, GroupFunction, Labelled, Resolve, Signature, VECTOR, VectorKind, VectorUse, WEIGHT,
+    known_metric, resolve_with,
 };
 use crate::exec::{Dbscan, DbscanOutput, VectorColumn};
 
@@ -30,17 +30,17 @@ pub(super) static WINDOW: GroupFunction = GroupFunction {
     section: "Clustering Functions",
     summary: "The DBSCAN cluster of every row among the rows of its group, from 0; NULL for noise and \
               for a NULL vector.",
-    arguments: &[GROUPED, EPS, Argument::required("min_points", Kind::Value, MIN_POINTS)],
+    arguments: &[GROUPED, EPS, Argument::required("min_points", ArgumentKind::Value, MIN_POINTS)],
     label,
 };
 
 const ARGUMENTS: &[Argument] = &[
     CLUSTERED,
     EPS,
-    Argument::optional("min_points", Kind::Value, "5", MIN_POINTS),
+    Argument::optional("min_points", ArgumentKind::Value, "5", MIN_POINTS),
     Argument::optional(
         "metric",
-        Kind::Value,
+        ArgumentKind::Value,
         "'l2'",
         "'l2', 'sqeuclidean', 'l1', 'cosine', 'pearson', or for strings of bits 'hamming', 'jaccard'",
     ),
@@ -50,7 +50,7 @@ const ARGUMENTS: &[Argument] = &[
 
 const EPS: Argument = Argument::required(
     "eps",
-    Kind::Value,
+    ArgumentKind::Value,
     "The largest distance of neighbours: a finite number from 0",
 );
 const MIN_POINTS: &str = "Rows within eps that make a row core, itself among them: from 1";
@@ -78,9 +78,9 @@ fn build(
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
     let carried = input.schema().fields().len();
-    let mut columns = InputColumns::try_new(NAME, "input", input, resolve)?;
-    let compared = Compared::under(known_metric(NAME, &values.metric)?).without_sets();
-    let vector = columns.vector(vector.as_ref(), compared, VectorUse::Shared)?;
+    let mut columns = ColumnResolver::try_new(NAME, "input", input, resolve)?;
+    let vector_kind = VectorKind::under(known_metric(NAME, &values.metric)?).without_sets();
+    let vector = columns.vector(vector.as_ref(), vector_kind, VectorUse::Shared)?;
     let weight = weight.map(|weight| columns.weight(&weight)).transpose()?;
     let input = (vector, columns.into_plan()?);
     let all = input.1.schema().fields().len();

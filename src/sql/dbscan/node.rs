@@ -12,7 +12,9 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::NAME;
 use super::arguments::DbscanArguments;
-use crate::exec::{DbscanExec, DbscanOutput, DbscanSpec, Side, VectorColumn, dbscan_fields};
+use crate::exec::{
+    DbscanExec, DbscanOutput, DbscanSpec, InputColumns, VectorColumn, dbscan_fields,
+};
 use crate::matrix::ElementKind;
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
@@ -44,10 +46,10 @@ impl DbscanNode {
     ) -> Result<Self> {
         let arguments = arguments.typed();
         let fields = input.1.schema().fields();
-        let side = Side::try_new("input", &input.0, fields)?;
+        let input_columns = InputColumns::try_new("input", &input.0, fields)?;
         if let Some(name) = &weight {
             let column = VectorColumn::Dimensions(vec![name.clone()]);
-            Side::try_new("input", &column, fields)?;
+            InputColumns::try_new("input", &column, fields)?;
         }
         for (name, expr) in arguments.all() {
             if !expr.column_refs().is_empty() {
@@ -60,7 +62,7 @@ impl DbscanNode {
         let schema = Arc::new(DFSchema::try_from(schema)?);
         let node = Self { output, input, weight, groups, arguments, schema };
         if node.arguments.all().all(|(_, expr)| matches!(expr, Expr::Literal(_, _))) {
-            node.check(&node.spec(&NeighborsOptions::default())?, side.kind)?;
+            node.check(&node.spec(&NeighborsOptions::default())?, input_columns.kind)?;
         }
         Ok(node)
     }
@@ -137,8 +139,8 @@ impl FamilyNode for DbscanNode {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let [input] = inputs else { return plan_err!("{NAME} lost its input") };
         let spec = self.spec(options)?;
-        let side = Side::try_new("input", &self.input.0, input.schema().fields())?;
-        self.check(&spec, side.kind)?;
+        let input_columns = InputColumns::try_new("input", &self.input.0, input.schema().fields())?;
+        self.check(&spec, input_columns.kind)?;
         Ok(Arc::new(DbscanExec::try_new(Arc::new(spec), input.clone())?))
     }
 }
@@ -194,11 +196,11 @@ impl UserDefinedLogicalNodeCore for DbscanNode {
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
         let fields = self.input.1.schema().fields();
-        let side = Side::try_new("input", &self.input.0, fields).ok()?;
+        let input_columns = InputColumns::try_new("input", &self.input.0, fields).ok()?;
         let used = |i: &usize| {
             self.weight.iter().chain(&self.groups).any(|name| name == fields[*i].name())
         };
-        let needed = |i: &usize| side.vector.contains(i) || used(i) || output.contains(i);
+        let needed = |i: &usize| input_columns.vector.contains(i) || used(i) || output.contains(i);
         Some(vec![(0..fields.len()).filter(needed).collect()])
     }
 }

@@ -22,15 +22,15 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::DefaultPhysicalPlanner;
 use datafusion::prelude::SessionContext;
 
-use super::options::{FORMAT, Given};
+use super::options::{FORMAT, GivenOptions};
 use super::table::file_at;
 use crate::algo::knn::KnnParams;
-use crate::exec::{IndexSink, KnnLsh, Side, VectorColumn, in_turn, plan_input};
+use crate::exec::{IndexSink, InputColumns, KnnLsh, VectorColumn, ordered_concat, plan_input};
 use crate::metric::Metric;
-use crate::sql::call::{Compared, check_kind, only_vector};
+use crate::sql::call::{VectorKind, check_kind, only_vector};
 use crate::sql::options::NeighborsOptions;
+use crate::sql::plan_barrier::add_barriers;
 use crate::sql::planner::NeighborsPlanner;
-use crate::sql::sealed::seal;
 
 /// The name of the statement in errors.
 const NAME: &str = "STORED AS LSH";
@@ -42,7 +42,7 @@ pub(super) struct IndexFormats;
 /// The format with the options of a statement.
 #[derive(Debug)]
 struct IndexFormat {
-    given: Given,
+    given: GivenOptions,
 }
 
 impl GetExt for IndexFormats {
@@ -58,11 +58,11 @@ impl FileFormatFactory for IndexFormats {
         options: &HashMap<String, String>,
     ) -> Result<Arc<dyn FileFormat>> {
         let seed = NeighborsOptions::of(state.config_options()).seed;
-        Ok(Arc::new(IndexFormat { given: Given::new(options, seed)? }))
+        Ok(Arc::new(IndexFormat { given: GivenOptions::new(options, seed)? }))
     }
 
     fn default(&self) -> Arc<dyn FileFormat> {
-        Arc::new(IndexFormat { given: Given { params: KnnLsh::k(1), training: None } })
+        Arc::new(IndexFormat { given: GivenOptions { params: KnnLsh::k(1), training: None } })
     }
 }
 
@@ -131,17 +131,18 @@ impl FileFormat for IndexFormat {
             Some(vector) => vector.clone(),
             None => only_column("the input", &schema, metric)?,
         };
-        let side = Side::compared("the input", (&vector, Some(metric)), schema.fields())?;
-        check_kind(NAME, metric, &vector, side.kind)?;
+        let input_columns =
+            InputColumns::for_search("the input", (&vector, Some(metric)), schema.fields())?;
+        check_kind(NAME, metric, &vector, input_columns.kind)?;
         KnnParams::try_new(params.k, metric)?;
         let place = (conf.object_store_url.clone(), file_at(path)?);
-        let mut sink = IndexSink::new(schema, (side, vector), params.clone(), place);
+        let mut sink = IndexSink::new(schema, (input_columns, vector), params.clone(), place);
         if let Some(training) = &self.given.training {
             let plan = relation(training, state).await?;
             let vector = only_column("training", &plan.schema(), metric)?;
             sink = sink.with_training(plan, vector)?;
         }
-        Ok(Arc::new(DataSinkExec::new(in_turn(input), Arc::new(sink), None)))
+        Ok(Arc::new(DataSinkExec::new(ordered_concat(input), Arc::new(sink), None)))
     }
 
     // Called for listings of files, which `infer_schema` refuses.
@@ -153,7 +154,7 @@ impl FileFormat for IndexFormat {
 /// The only column of vectors for the metric.
 fn only_column(input: &str, schema: &SchemaRef, metric: Metric) -> Result<VectorColumn> {
     let known = DFSchema::try_from(schema.clone())?;
-    let column = only_vector(NAME, input, &known, Compared::under(Some(metric)))?;
+    let column = only_vector(NAME, input, &known, VectorKind::under(Some(metric)))?;
     Ok(VectorColumn::Whole(column.name))
 }
 
@@ -167,5 +168,5 @@ async fn relation(name: &str, session: &dyn Session) -> Result<Arc<dyn Execution
     let table = SessionContext::new_with_state(state.clone()).table(name).await?;
     let plan = state.optimize(&table.into_unoptimized_plan())?;
     let planner = DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(NeighborsPlanner)]);
-    plan_input(&planner, seal(plan)?, session).await
+    plan_input(&planner, add_barriers(plan)?, session).await
 }

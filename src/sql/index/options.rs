@@ -64,13 +64,13 @@ impl ExtensionOptions for IndexOptions {
 
 /// The parsed options of a statement.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct GivenOptions {
     pub params: KnnLsh,
     /// The relation that hyperplanes are trained on.
     pub training: Option<String>,
 }
 
-impl Given {
+impl GivenOptions {
     /// # Errors
     /// Unknown names, and values of a wrong type.
     pub fn new(options: &HashMap<String, String>, seed: u64) -> Result<Self> {

@@ -14,8 +14,9 @@ pub use self::arguments::KMeansArguments;
 pub use self::node::KMeansNode;
 use self::node::function_name;
 use super::call::{
-    Argument, Arguments, CLUSTERED, ColumnArgument, Compared, Function, GROUPED, GroupFunction,
-    InputColumns, Kind, Labelled, Resolve, Signature, VECTOR, VectorUse, WEIGHT, resolve_with,
+    Argument, ArgumentKind, Arguments, CLUSTERED, ColumnArgument, ColumnResolver, Function,
+    GROUPED, GroupFunction, Labelled, Resolve, Signature, VECTOR, VectorKind, VectorUse, WEIGHT,
+    resolve_with,
 };
 use crate::algo::kmeans::Init;
 use crate::exec::{KMeans, KMeansOutput, VectorColumn};
@@ -47,15 +48,15 @@ const ARGUMENTS: &[Argument] = &[
     K,
     Argument::optional(
         "metric",
-        Kind::Value,
+        ArgumentKind::Value,
         "'l2'",
         "'l2', or 'cosine' for clusters of directions",
     ),
     VECTOR,
-    Argument::optional("max_iterations", Kind::Value, "300", "Maximum number of rounds"),
+    Argument::optional("max_iterations", ArgumentKind::Value, "300", "Maximum number of rounds"),
     Argument::optional(
         "tolerance",
-        Kind::Value,
+        ArgumentKind::Value,
         "1e-4",
         "Rounds end when the squared distances that the centroids moved add up to at most this \
          multiple of the mean variance of the dimensions",
@@ -63,7 +64,7 @@ const ARGUMENTS: &[Argument] = &[
     Argument::optional("init", INIT, "'k-means++'", "The first centroids"),
     Argument::optional(
         "runs",
-        Kind::Value,
+        ArgumentKind::Value,
         "1",
         "Number of runs; the one with the least inertia is returned",
     ),
@@ -71,11 +72,15 @@ const ARGUMENTS: &[Argument] = &[
     WEIGHT,
 ];
 
-const K: Argument = Argument::required("k", Kind::Value, "Clusters: a whole number from 1");
-const SEED: Argument =
-    Argument::optional("seed", Kind::Value, "neighbors.seed, 0", "Seed of all random choices");
+const K: Argument = Argument::required("k", ArgumentKind::Value, "Clusters: a whole number from 1");
+const SEED: Argument = Argument::optional(
+    "seed",
+    ArgumentKind::Value,
+    "neighbors.seed, 0",
+    "Seed of all random choices",
+);
 
-const INIT: Kind = Kind::MethodOrRelation {
+const INIT: ArgumentKind = ArgumentKind::MethodOrRelation {
     methods: &[Init::NAMES[0].0, Init::NAMES[1].0, Init::NAMES[2].0],
     relation: "a relation of centroids",
 };
@@ -106,13 +111,15 @@ fn plan(
     {
         values.init = method;
     }
-    let columns =
-        Asked { vector: arguments.columns("vector")?, weight: arguments.columns("weight")? };
+    let columns = KMeansColumns {
+        vector: arguments.columns("vector")?,
+        weight: arguments.columns("weight")?,
+    };
     build(output, (input, init), &columns, values, resolve)
 }
 
 /// The requested columns.
-struct Asked {
+struct KMeansColumns {
     vector: Option<ColumnArgument>,
     weight: Option<ColumnArgument>,
 }
@@ -120,14 +127,14 @@ struct Asked {
 fn build(
     output: KMeansOutput,
     (input, init): (LogicalPlan, Option<LogicalPlan>),
-    asked: &Asked,
+    asked: &KMeansColumns,
     values: KMeansArguments,
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
     let function = function_name(&output);
     let carried = input.schema().fields().len();
-    let mut columns = InputColumns::try_new(function, "input", input, resolve)?;
-    let vector = columns.vector(asked.vector.as_ref(), Compared::Numbers, VectorUse::Shared)?;
+    let mut columns = ColumnResolver::try_new(function, "input", input, resolve)?;
+    let vector = columns.vector(asked.vector.as_ref(), VectorKind::Numbers, VectorUse::Shared)?;
     let weight = match &asked.weight {
         Some(weight) => Some(columns.weight(weight)?),
         None => None,
@@ -159,9 +166,9 @@ fn centroids(
     asked: Option<&ColumnArgument>,
     resolve: &mut Resolve<'_>,
 ) -> Result<(VectorColumn, LogicalPlan)> {
-    let mut columns = InputColumns::try_new(function, "init", plan, resolve)?;
-    let vector = match columns.vector(asked, Compared::Numbers, VectorUse::Taken) {
-        Err(_) if asked.is_some() => columns.vector(None, Compared::Numbers, VectorUse::Taken)?,
+    let mut columns = ColumnResolver::try_new(function, "init", plan, resolve)?;
+    let vector = match columns.vector(asked, VectorKind::Numbers, VectorUse::Taken) {
+        Err(_) if asked.is_some() => columns.vector(None, VectorKind::Numbers, VectorUse::Taken)?,
         other => other?,
     };
     Ok((vector, columns.into_plan()?))
@@ -235,7 +242,7 @@ fn from_params(frame: DataFrame, output: KMeansOutput, params: &KMeans) -> Resul
         );
     }
     let (state, input) = frame.into_parts();
-    let columns = Asked {
+    let columns = KMeansColumns {
         vector: params.vector.as_ref().map(ColumnArgument::from_names),
         weight: params
             .weight

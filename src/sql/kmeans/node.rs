@@ -11,7 +11,9 @@ use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNodeCore};
 use datafusion::physical_plan::ExecutionPlan;
 
 use super::arguments::KMeansArguments;
-use crate::exec::{KMeansExec, KMeansOutput, KMeansSpec, Side, VectorColumn, kmeans_fields};
+use crate::exec::{
+    InputColumns, KMeansExec, KMeansOutput, KMeansSpec, VectorColumn, kmeans_fields,
+};
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
 
@@ -54,12 +56,12 @@ impl KMeansNode {
         let arguments = arguments.typed();
         let function = function_name(&output);
         let fields = input.1.schema().fields();
-        let side = Side::of_numbers("input", &input.0, fields)?;
+        let input_columns = InputColumns::of_numbers("input", &input.0, fields)?;
         if let Some((vector, plan)) = &init {
-            Side::of_numbers("init", vector, plan.schema().fields())?;
+            InputColumns::of_numbers("init", vector, plan.schema().fields())?;
         }
         if let Some(name) = &weight {
-            Side::try_new("input", &VectorColumn::Dimensions(vec![name.clone()]), fields)?;
+            InputColumns::try_new("input", &VectorColumn::Dimensions(vec![name.clone()]), fields)?;
         }
         for (name, expr) in arguments.all() {
             if !expr.column_refs().is_empty() {
@@ -68,7 +70,7 @@ impl KMeansNode {
                 );
             }
         }
-        let schema = Schema::new(kmeans_fields(&output, &side, fields)?);
+        let schema = Schema::new(kmeans_fields(&output, &input_columns, fields)?);
         let schema = Arc::new(DFSchema::try_from(schema)?);
         let node = Self { output, input, init, weight, groups, arguments, schema };
         if node.arguments.all().all(|(_, expr)| matches!(expr, Expr::Literal(_, _))) {
@@ -222,15 +224,16 @@ impl UserDefinedLogicalNodeCore for KMeansNode {
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
         let fields = self.input.1.schema().fields();
-        let side = Side::try_new("input", &self.input.0, fields).ok()?;
+        let input_columns = InputColumns::try_new("input", &self.input.0, fields).ok()?;
         let used = |i: &usize| {
             self.weight.iter().chain(&self.groups).any(|name| name == fields[*i].name())
         };
         let asked = |i: &usize| self.output != KMeansOutput::Centroids && output.contains(i);
-        let needed = |i: &usize| side.vector.contains(i) || used(i) || asked(i);
+        let needed = |i: &usize| input_columns.vector.contains(i) || used(i) || asked(i);
         let mut all = vec![(0..fields.len()).filter(needed).collect()];
         if let Some((vector, plan)) = &self.init {
-            let mut needed = Side::try_new("init", vector, plan.schema().fields()).ok()?.vector;
+            let mut needed =
+                InputColumns::try_new("init", vector, plan.schema().fields()).ok()?.vector;
             needed.sort_unstable();
             all.push(needed);
         }

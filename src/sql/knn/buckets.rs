@@ -17,7 +17,7 @@ use crate::exec::{VectorColumn, bucket_field, bucket_fields, row_buckets};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::sql::call::{
-    Arguments, Compared, Function, InputColumns, Resolve, Signature, VectorUse, argument,
+    Arguments, ColumnResolver, Function, Resolve, Signature, VectorKind, VectorUse, argument,
     check_kind, known_metric, metric,
 };
 use crate::sql::options::NeighborsOptions;
@@ -45,10 +45,10 @@ fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPl
         params(&lsh, metric(NAME, &wanted)?, 0)?;
     }
     let carried = items.schema().columns();
-    let mut columns = InputColumns::try_new(NAME, "items", items, resolve)?;
+    let mut columns = ColumnResolver::try_new(NAME, "items", items, resolve)?;
     let asked = arguments.columns("vector")?;
-    let compared = Compared::under(known_metric(NAME, &wanted)?);
-    let vector = columns.vector(asked.as_ref(), compared, VectorUse::Shared)?;
+    let vector_kind = VectorKind::under(known_metric(NAME, &wanted)?);
+    let vector = columns.vector(asked.as_ref(), vector_kind, VectorUse::Shared)?;
     let input = columns.into_plan()?;
     for field in &bucket_fields() {
         if carried.iter().any(|column| column.name == *field.name()) {

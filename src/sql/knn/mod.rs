@@ -19,7 +19,7 @@ use self::node::EXACT_NAME;
 pub use self::node::KnnNode;
 pub(super) use self::pushdown::PushIntoKnn;
 use super::call::{
-    Arguments, ColumnArgument, Compared, Function, InputColumns, Resolve, Signature, VectorUse,
+    Arguments, ColumnArgument, ColumnResolver, Function, Resolve, Signature, VectorKind, VectorUse,
     argument, boolean, known_metric, resolve_with,
 };
 use crate::exec::{KnnExact, KnnLsh};
@@ -99,18 +99,18 @@ fn build(
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
     let metric = argument(metric, DataType::Utf8);
-    let compared = Compared::under(known_metric(name, &metric)?);
+    let vector_kind = VectorKind::under(known_metric(name, &metric)?);
     let use_of = if vectors.keep { VectorUse::Copied } else { VectorUse::Taken };
     let asked = [
         ("queries", queries.as_ref(), vectors.queries.as_ref()),
         ("base", Some(&base), vectors.base.as_ref()),
         ("training", training.as_ref(), vectors.training.as_ref()),
     ];
-    let of_nulls = type_of_nulls(name, asked, compared, resolve)?;
+    let of_nulls = type_of_nulls(name, asked, vector_kind, resolve)?;
     let mut side = |input: &str, plan: LogicalPlan, asked: Option<&ColumnArgument>| {
-        let columns = InputColumns::try_new(name, input, plan, resolve)?;
+        let columns = ColumnResolver::try_new(name, input, plan, resolve)?;
         let mut columns = columns.with_nulls_of(of_nulls.clone());
-        let vector = columns.vector(asked, compared, use_of)?;
+        let vector = columns.vector(asked, vector_kind, use_of)?;
         Ok::<_, DataFusionError>((vector, columns.into_plan()?))
     };
     let queries = match queries {
@@ -130,13 +130,13 @@ fn build(
 fn type_of_nulls(
     name: &str,
     inputs: [(&str, Option<&LogicalPlan>, Option<&ColumnArgument>); 3],
-    compared: Compared,
+    vector_kind: VectorKind,
     resolve: &mut Resolve<'_>,
 ) -> Result<Option<DataType>> {
     for (input, plan, asked) in inputs {
         let Some(plan) = plan else { continue };
-        let mut columns = InputColumns::try_new(name, input, plan.clone(), resolve)?;
-        if let Some(found) = columns.vector_type(asked, compared)? {
+        let mut columns = ColumnResolver::try_new(name, input, plan.clone(), resolve)?;
+        if let Some(found) = columns.vector_type(asked, vector_kind)? {
             return Ok(Some(found));
         }
     }

@@ -12,7 +12,7 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::lsh::{self, LshArguments};
 use crate::algo::knn::{KnnParams, LshParams};
-use crate::exec::{KnnExec, KnnSpec, Side, StoredIndex, VectorColumn, knn_fields};
+use crate::exec::{InputColumns, KnnExec, KnnSpec, StoredIndex, VectorColumn, knn_fields};
 use crate::index::lsh::Planes;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -96,7 +96,7 @@ impl KnnNode {
         let known = known_metric(function, &metric)?;
         let schema = schema(&queries, &base, known)?;
         if let Some(training) = &training {
-            side("training", training, known)?;
+            input_columns("training", training, known)?;
         }
         let node = Self { queries, base, training, k, metric, lsh, has_index, schema };
         node.check()?;
@@ -207,7 +207,7 @@ impl KnnNode {
     fn params(&self) -> Result<KnnParams> {
         let k = positive(self.function(), "k", &self.k)?;
         let metric = metric(self.function(), &self.metric)?;
-        let (_, kind) = side("base", &self.base, Some(metric))?;
+        let (_, kind) = input_columns("base", &self.base, Some(metric))?;
         check_kind(self.function(), metric, &self.base.0, kind)?;
         Ok(KnnParams::try_new(k, metric)?)
     }
@@ -216,9 +216,9 @@ impl KnnNode {
     /// base.
     pub(super) fn query_columns(&self) -> Result<Vec<Column>> {
         let Some(queries) = &self.queries else { return Ok(vec![]) };
-        let (side, _) = side("queries", queries, None)?;
+        let (input_columns, _) = input_columns("queries", queries, None)?;
         let columns = queries.1.schema().columns();
-        Ok(side.carried.iter().map(|i| columns[*i].clone()).collect())
+        Ok(input_columns.carried.iter().map(|i| columns[*i].clone()).collect())
     }
 
     /// Rejects arguments that no value of a parameter could make valid.
@@ -247,10 +247,10 @@ impl KnnNode {
     }
 
     /// The input columns behind these output columns, and the vector columns.
-    fn needed(&self, side: &Side, start: usize, output: &[usize]) -> Vec<usize> {
-        let carried = side.carried.iter().enumerate();
+    fn needed(&self, input_columns: &InputColumns, start: usize, output: &[usize]) -> Vec<usize> {
+        let carried = input_columns.carried.iter().enumerate();
         let carried = carried.filter(|(i, _)| output.contains(&(start + i))).map(|(_, c)| *c);
-        let mut needed: Vec<_> = side.vector.iter().copied().chain(carried).collect();
+        let mut needed: Vec<_> = input_columns.vector.iter().copied().chain(carried).collect();
         needed.sort_unstable();
         needed
     }
@@ -264,14 +264,14 @@ type Inputs = (
 );
 
 /// The roles of an input's columns, and the element kind of its vectors.
-fn side(
+fn input_columns(
     name: &str,
     (vector, plan): &(VectorColumn, LogicalPlan),
     metric: Option<Metric>,
-) -> Result<(Side, ElementKind)> {
-    let side = Side::compared(name, (vector, metric), plan.schema().fields())?;
-    let kind = side.kind;
-    Ok((side, kind))
+) -> Result<(InputColumns, ElementKind)> {
+    let input_columns = InputColumns::for_search(name, (vector, metric), plan.schema().fields())?;
+    let kind = input_columns.kind;
+    Ok((input_columns, kind))
 }
 
 fn schema(
@@ -280,12 +280,14 @@ fn schema(
     metric: Option<Metric>,
 ) -> Result<DFSchemaRef> {
     let query_side = match queries {
-        Some(queries) => Some((side("queries", queries, metric)?.0, queries.1.schema().fields())),
+        Some(queries) => {
+            Some((input_columns("queries", queries, metric)?.0, queries.1.schema().fields()))
+        }
         None => None,
     };
     let fields = knn_fields(
-        query_side.as_ref().map(|(side, fields)| (side, *fields)),
-        (&side("base", base, metric)?.0, base.1.schema().fields()),
+        query_side.as_ref().map(|(input_columns, fields)| (input_columns, *fields)),
+        (&input_columns("base", base, metric)?.0, base.1.schema().fields()),
     )?;
     Ok(Arc::new(DFSchema::try_from(Schema::new(fields))?))
 }
@@ -313,7 +315,7 @@ impl FamilyNode for KnnNode {
             return plan_err!("{} lost an input", self.function());
         };
         let stored = match &self.lsh {
-            Some(_) => KnnExec::stored_in(&base, &self.base.0)?,
+            Some(_) => KnnExec::stored_index_of(&base, &self.base.0)?,
             None => None,
         };
         if let (Some(index), true) = (&stored, self.training.is_some()) {
@@ -392,10 +394,10 @@ impl UserDefinedLogicalNodeCore for KnnNode {
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
-        let (base, _) = side("base", &self.base, None).ok()?;
+        let (base, _) = input_columns("base", &self.base, None).ok()?;
         let mut all = match &self.queries {
             Some(queries) => {
-                let (queries, _) = side("queries", queries, None).ok()?;
+                let (queries, _) = input_columns("queries", queries, None).ok()?;
                 let start = queries.carried.len();
                 vec![self.needed(&queries, 0, output), self.needed(&base, start, output)]
             }
@@ -409,7 +411,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
             }
         };
         if let Some(training) = &self.training {
-            let (training, _) = side("training", training, None).ok()?;
+            let (training, _) = input_columns("training", training, None).ok()?;
             all.push(self.needed(&training, 0, &[]));
         }
         Some(all)

@@ -129,24 +129,24 @@ fn moved(condition: &Expr, schema: &DFSchema, columns: &[Column]) -> Result<Opti
 
 /// An upper bound that a condition sets on the rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Bound {
+struct RankBound {
     /// The condition implies `rank <= most`.
     most: i64,
     /// `rank <= most` implies the condition.
     is_all: bool,
 }
 
-fn rank_bound(condition: &Expr) -> Option<Bound> {
+fn rank_bound(condition: &Expr) -> Option<RankBound> {
     match condition {
         Expr::BinaryExpr(BinaryExpr { left, op: Operator::And, right }) => {
             match (rank_bound(left), rank_bound(right)) {
-                (Some(a), Some(b)) => Some(Bound { most: a.most.min(b.most), is_all: false }),
-                (one, other) => Some(Bound { is_all: false, ..one.or(other)? }),
+                (Some(a), Some(b)) => Some(RankBound { most: a.most.min(b.most), is_all: false }),
+                (one, other) => Some(RankBound { is_all: false, ..one.or(other)? }),
             }
         }
         Expr::BinaryExpr(BinaryExpr { left, op: Operator::Or, right }) => {
             let (a, b) = (rank_bound(left)?, rank_bound(right)?);
-            Some(Bound { most: a.most.max(b.most), is_all: false })
+            Some(RankBound { most: a.most.max(b.most), is_all: false })
         }
         Expr::BinaryExpr(BinaryExpr { left, op, right }) if is_rank(left) => {
             compared(*op, literal(right)?)
@@ -156,22 +156,22 @@ fn rank_bound(condition: &Expr) -> Option<Bound> {
         }
         Expr::Between(Between { expr, negated: false, low, high }) if is_rank(expr) => {
             let (low, high) = (literal(low)?, literal(high)?);
-            Some(Bound { most: high, is_all: low <= 1 })
+            Some(RankBound { most: high, is_all: low <= 1 })
         }
         Expr::InList(InList { expr, list, negated: false }) if is_rank(expr) => {
             let values = list.iter().map(literal).collect::<Option<Vec<_>>>()?;
-            Some(Bound { most: values.into_iter().max()?, is_all: false })
+            Some(RankBound { most: values.into_iter().max()?, is_all: false })
         }
         _ => None,
     }
 }
 
 /// The bound set by comparing the rank with a literal.
-fn compared(op: Operator, number: i64) -> Option<Bound> {
+fn compared(op: Operator, number: i64) -> Option<RankBound> {
     match op {
-        Operator::LtEq => Some(Bound { most: number, is_all: true }),
-        Operator::Lt => Some(Bound { most: number.saturating_sub(1), is_all: true }),
-        Operator::Eq => Some(Bound { most: number, is_all: number == 1 }),
+        Operator::LtEq => Some(RankBound { most: number, is_all: true }),
+        Operator::Lt => Some(RankBound { most: number.saturating_sub(1), is_all: true }),
+        Operator::Eq => Some(RankBound { most: number, is_all: number == 1 }),
         _ => None,
     }
 }

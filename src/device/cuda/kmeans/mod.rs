@@ -208,7 +208,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let is_alone = self.problems.len() == 1;
         let (row_type, state) = (self.row_type()?, &mut self.problems[problem]);
         let (device, way) = (self.device.clone(), (row_type, way));
-        let there = job.with_room(|| state.resident(&device, way, job).map(|_| ()));
+        let there = job.retry_after_eviction(|| state.resident(&device, way, job).map(|_| ()));
         let run = match there.and_then(|()| state.resident(&device, way, job)?.run(limit, job)) {
             Ok(run) => run,
             Err(Error::DeviceMemory { .. }) => None,
@@ -319,7 +319,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         let (there, mut here): (Vec<_>, Vec<_>) =
             problems.iter().cloned().partition(|(problem, _)| self.can_seed(*problem));
         for (problem, random) in there {
-            match job.with_room(|| self.seed_there(problem, random.clone(), job)) {
+            match job.retry_after_eviction(|| self.seed_there(problem, random.clone(), job)) {
                 Ok(centroids) => drop(found.insert(problem, centroids)),
                 Err(Error::DeviceMemory { .. }) => here.push((problem, random)),
                 Err(error) => return Err(error),

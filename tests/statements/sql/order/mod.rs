@@ -625,7 +625,7 @@ async fn explain() -> Result<(), Failed> {
                 "  InputExec 1",
                 "    ProjectionExec",
                 "      AggregateExec",
-                "        InTurnExec 4",
+                "        OrderedConcatExec 4",
                 "          FilterExec",
                 "            DataSourceExec 4 groups",
             ],
@@ -635,9 +635,9 @@ async fn explain() -> Result<(), Failed> {
             &[
                 "KMeansExec",
                 "  InputExec 1",
-                "    InTurnExec 4",
+                "    OrderedConcatExec 4",
                 "      HashJoinExec",
-                "        InTurnExec 4",
+                "        OrderedConcatExec 4",
                 "          DataSourceExec 4 groups",
                 "        DataSourceExec 4 groups",
             ],
@@ -648,9 +648,9 @@ async fn explain() -> Result<(), Failed> {
                 "KMeansExec",
                 "  InputExec 1",
                 "    HashJoinExec",
-                "      InTurnExec 4",
+                "      OrderedConcatExec 4",
                 "        DataSourceExec 4 groups",
-                "      InTurnExec 4",
+                "      OrderedConcatExec 4",
                 "        DataSourceExec 4 groups",
             ],
         ),
@@ -662,7 +662,7 @@ async fn explain() -> Result<(), Failed> {
                 "  InputExec 1",
                 "    ProjectionExec",
                 "      AggregateExec",
-                "        InTurnExec 4",
+                "        OrderedConcatExec 4",
                 "          AggregateExec",
                 "            FilterExec",
                 "              DataSourceExec 4 groups",
@@ -683,7 +683,7 @@ async fn explain() -> Result<(), Failed> {
                 "    ProjectionExec",
                 "      SortPreservingMergeExec",
                 "        SortExec",
-                "          NumberedExec",
+                "          RowNumberExec",
                 "            UnionExec",
                 "              DataSourceExec 4 groups",
                 "              DataSourceExec 4 groups",
@@ -697,13 +697,13 @@ async fn explain() -> Result<(), Failed> {
     }
     let (sql, _) = plans[1];
     let plan = stored.text(&format!("EXPLAIN ANALYZE {sql}")).await?;
-    for operator in ["InTurnExec", "FilterExec", "DataSourceExec", "AggregateExec"] {
+    for operator in ["OrderedConcatExec", "FilterExec", "DataSourceExec", "AggregateExec"] {
         let line = plan.lines().find(|line| line.contains(operator)).unwrap_or_default();
         let metrics = line.matches("metrics=[output_rows=").count();
         check(metrics == 1, format!("{operator} shows no metrics:\n{plan}"))?;
     }
     let tree = stored.text(&format!("EXPLAIN FORMAT TREE {sql}")).await?;
-    check(tree.contains("01: ·Aggregate") && tree.contains("InTurn"), tree)
+    check(tree.contains("01: ·Aggregate") && tree.contains("OrderedConcat"), tree)
 }
 
 async fn any() -> Result<(), Failed> {
@@ -712,7 +712,7 @@ async fn any() -> Result<(), Failed> {
     check(stored.text(sql).await?.contains("InputExec"), "the input is not planned by itself")?;
     stored.batches("SET neighbors.input_order = 'any'").await?;
     let plan = stored.text(sql).await?;
-    check(!plan.contains("InputExec") && !plan.contains("InTurnExec"), plan)?;
+    check(!plan.contains("InputExec") && !plan.contains("OrderedConcatExec"), plan)?;
     let count =
         stored.numbers("SELECT count(*) FROM kmeans((SELECT * FROM t WHERE g < 3), k => 3)");
     check(count.await?[0] > 0, "no rows")

@@ -11,9 +11,9 @@ use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceC
 use datafusion::physical_plan::{ExecutionPlan, collect};
 use datafusion::prelude::SessionConfig;
 use datafusion_neighbors::plan::{
-    DbscanArguments, DbscanExec, DbscanNode, DbscanOutput, DbscanParams, DbscanSpec, InTurnExec,
-    InputExec, KMeansArguments, KMeansExec, KMeansNode, KMeansOutput, KMeansParams, KMeansSpec,
-    KnnExec, KnnNode, KnnParams, KnnSpec, NumberedExec, VectorColumn,
+    DbscanArguments, DbscanExec, DbscanNode, DbscanOutput, DbscanParams, DbscanSpec, InputExec,
+    KMeansArguments, KMeansExec, KMeansNode, KMeansOutput, KMeansParams, KMeansSpec, KnnExec,
+    KnnNode, KnnParams, KnnSpec, OrderedConcatExec, RowNumberExec, VectorColumn,
 };
 use libtest_mimic::Failed;
 
@@ -173,12 +173,12 @@ fn physical(plan: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let child = |i: usize| {
         children.get(i).cloned().ok_or_else(|| plan_datafusion_err!("an operator without input"))
     };
-    if let Some(turn) = plan.downcast_ref::<InTurnExec>() {
+    if let Some(turn) = plan.downcast_ref::<OrderedConcatExec>() {
         let (fetch, tells, counted) = (turn.fetch(), turn.tells(), turn.counted());
-        return Ok(Arc::new(InTurnExec::from_parts(child(0)?, fetch, tells, counted)));
+        return Ok(Arc::new(OrderedConcatExec::from_parts(child(0)?, fetch, tells, counted)));
     }
-    if plan.is::<NumberedExec>() {
-        return Ok(Arc::new(NumberedExec::try_new(child(0)?)?));
+    if plan.is::<RowNumberExec>() {
+        return Ok(Arc::new(RowNumberExec::try_new(child(0)?)?));
     }
     if let Some(knn) = plan.downcast_ref::<KnnExec>() {
         let spec = knn_spec(knn.spec())?;

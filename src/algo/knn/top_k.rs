@@ -1,0 +1,145 @@
+//! Top-k selection from candidate lists, and merging of top-k lists.
+
+use crate::device::{Distances, Starts};
+use crate::error::Result;
+use crate::job::Job;
+use crate::matrix::Real;
+use crate::parallel::in_parallel;
+
+/// Queries per task.
+const TASK: usize = 256;
+
+/// Top-k lists of queries, one after the other.
+pub(super) struct TopKLists {
+    pub rows: Vec<u32>,
+    pub distances: Distances,
+    /// Start of each query's list.
+    pub starts: Starts,
+}
+
+/// The `k` nearest candidates of each query, by distance and then by row. Query `q` has the
+/// distinct candidates `starts[q]..starts[q + 1]`.
+pub(super) fn select_top_k(
+    (starts, rows): (&[usize], &[u32]),
+    distances: Distances,
+    k: usize,
+) -> TopKLists {
+    match distances {
+        Distances::F32(distances) => nearest((starts, rows), &distances, k),
+        Distances::F64(distances) => nearest((starts, rows), &distances, k),
+    }
+}
+
+fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usize) -> TopKLists {
+    let queries = starts.len() - 1;
+    let tasks: Vec<_> = (0..queries).step_by(TASK).collect();
+    let found = in_parallel(tasks, |first| {
+        let (mut own, mut found, mut counts) = (Vec::new(), Vec::new(), Vec::<usize>::new());
+        for query in first..queries.min(first + TASK) {
+            own.clear();
+            let candidates = starts[query]..starts[query + 1];
+            own.extend(candidates.map(|i| (distances[i].key(rows[i]), distances[i], rows[i])));
+            if own.len() > k {
+                own.select_nth_unstable_by(k - 1, |a, b| a.0.cmp(&b.0));
+                own.truncate(k);
+            }
+            own.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+            counts.push(own.len());
+            found.extend(own.iter().map(|(_, distance, row)| (*distance, *row)));
+        }
+        (found, counts)
+    });
+    let (mut distances, mut rows, mut found_starts) = (Vec::new(), Vec::new(), vec![0]);
+    for (own, counts) in found {
+        let mut end = rows.len();
+        found_starts.extend(counts.into_iter().map(|count| {
+            end += count;
+            end
+        }));
+        distances.extend(own.iter().map(|(distance, _)| *distance));
+        rows.extend(own.iter().map(|(_, row)| *row));
+    }
+    TopKLists { rows, distances: Distances::of(distances), starts: Starts::Each(found_starts) }
+}
+
+/// Merges two top-k lists of each query, both sorted by distance and then by row. A row in both
+/// occurs once.
+///
+/// # Errors
+/// [`Cancelled`](crate::Error::Cancelled).
+pub(super) fn merge(one: TopKLists, other: TopKLists, k: usize, job: &Job) -> Result<TopKLists> {
+    let starts = (&one.starts.into_vec()[..], &other.starts.into_vec()[..]);
+    let rows = (&one.rows[..], &other.rows[..]);
+    match (&one.distances, &other.distances) {
+        (Distances::F32(a), Distances::F32(b)) => merged((a, b), rows, starts, k, job),
+        (Distances::F64(a), Distances::F64(b)) => merged((a, b), rows, starts, k, job),
+        _ => unreachable!("distances of one search have one type"),
+    }
+}
+
+fn merged<T: Real>(
+    distances: (&[T], &[T]),
+    rows: (&[u32], &[u32]),
+    starts: (&[usize], &[usize]),
+    k: usize,
+    job: &Job,
+) -> Result<TopKLists> {
+    let mut found = (Vec::with_capacity(rows.0.len()), Vec::with_capacity(rows.0.len()));
+    let mut found_starts = Vec::with_capacity(starts.0.len());
+    found_starts.push(0);
+    let (mut i, mut j) = (0, 0);
+    for (query, ends) in starts.0.iter().copied().zip(starts.1.iter().copied()).skip(1).enumerate()
+    {
+        if query % TASK == 0 {
+            job.check()?;
+        }
+        let start = found.0.len();
+        while found.0.len() < start + k && (i < ends.0 || j < ends.1) {
+            let key = |at: usize, end: usize, distances: &[T], rows: &[u32]| {
+                (at < end).then(|| distances[at].key(rows[at]))
+            };
+            let keys = (key(i, ends.0, distances.0, rows.0), key(j, ends.1, distances.1, rows.1));
+            let is_first = keys.1.as_ref().is_none_or(|b| keys.0.as_ref().is_some_and(|a| a <= b));
+            let (distance, row) =
+                if is_first { (distances.0[i], rows.0[i]) } else { (distances.1[j], rows.1[j]) };
+            // A row in both lists has one distance, and therefore equal keys.
+            let is_both = keys.0 == keys.1;
+            i += usize::from(is_first);
+            j += usize::from(!is_first || is_both);
+            found.0.push(distance);
+            found.1.push(row);
+        }
+        (i, j) = ends;
+        found_starts.push(found.0.len());
+    }
+    let distances = Distances::of(found.0);
+    Ok(TopKLists { rows: found.1, distances, starts: Starts::Each(found_starts) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merged_lists_are_those_of_all_candidates() {
+        let all: Vec<(u32, f32)> = (0..40).map(|row| (row, (row * 7 % 11) as f32)).collect();
+        let of = |lists: &[&[(u32, f32)]]| {
+            let candidates = lists.concat();
+            let rows: Vec<u32> = candidates.iter().map(|(row, _)| *row).collect();
+            let distances = candidates.iter().map(|(_, distance)| *distance).collect();
+            let mut starts = vec![0];
+            lists.iter().for_each(|list| starts.push(starts[starts.len() - 1] + list.len()));
+            select_top_k((&starts, &rows), Distances::F32(distances), 6)
+        };
+        let one = of(&[&all[..9], &all[10..12], &[]]);
+        let other = of(&[&all[4..30], &[], &all[5..8]]);
+        let merged = merge(one, other, 6, &Job::default()).unwrap();
+        let wanted = of(&[&all[..30], &all[10..12], &all[5..8]]);
+        assert_eq!((merged.rows, merged.starts), (wanted.rows, wanted.starts));
+        let (Distances::F32(merged), Distances::F32(wanted)) = (merged.distances, wanted.distances)
+        else {
+            panic!("another type");
+        };
+        assert_eq!(merged, wanted);
+    }
+}

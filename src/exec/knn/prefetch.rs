@@ -1,0 +1,113 @@
+//! The output of a [`KnnExec`](super::KnnExec). While one block's neighbours are turned into
+//! batches, the next block is searched in the background, if the session's memory has no limit.
+//!
+//! Phases book only the time in which the output is awaited.
+
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use datafusion::common::internal_err;
+use datafusion::common::runtime::SpawnedTask;
+use datafusion::error::Result;
+use datafusion::physical_plan::metrics::{BaselineMetrics, RecordOutput, Time};
+
+use super::output::Batches;
+use super::search::BlockSearch;
+use crate::exec::operator::phases::Phases;
+use crate::exec::operator::streams::{CancelOnDrop, join_error};
+
+/// The state of the output.
+pub(super) struct PrefetchedOutput {
+    /// Dropping the output cancels the search.
+    _cancel: CancelOnDrop,
+    state: SearchState,
+    /// The current block's neighbours that are not output yet.
+    found: Option<Batches>,
+    /// The number of rows still to be output.
+    left: usize,
+    phases: Phases,
+    ahead: Time,
+    baseline: BaselineMetrics,
+}
+
+/// A search, its result for a block, and the time that it took.
+type BlockResult = (Box<BlockSearch>, Result<Option<Batches>>, Duration);
+
+/// The state of the search.
+enum SearchState {
+    /// No block is being searched.
+    Idle(Box<BlockSearch>),
+    /// The next block is being searched.
+    Prefetching(SpawnedTask<BlockResult>),
+    /// The search has ended or failed.
+    Ended,
+}
+
+impl PrefetchedOutput {
+    /// The output of a search, at most `left` rows.
+    pub fn new(
+        search: BlockSearch,
+        left: usize,
+        cancel: CancelOnDrop,
+        (phases, ahead, baseline): (Phases, Time, BaselineMetrics),
+    ) -> Self {
+        let state = SearchState::Idle(Box::new(search));
+        Self { _cancel: cancel, state, found: None, left, phases, ahead, baseline }
+    }
+
+    /// The next batch; `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        while self.left > 0 {
+            if let Some(found) = &mut self.found {
+                self.phases.emit(true);
+                if let Some(batch) = found.next(self.left)? {
+                    self.left -= batch.num_rows();
+                    return Ok(Some(batch.record_output(&self.baseline)));
+                }
+                // Frees the block's memory before the next block is searched.
+                self.found = None;
+            }
+            self.phases.emit(false);
+            self.found = self.next_block().await?;
+            if self.found.is_none() {
+                break;
+            }
+        }
+        self.baseline.done();
+        Ok(None)
+    }
+
+    /// The neighbours of the next block; `None` after the last.
+    async fn next_block(&mut self) -> Result<Option<Batches>> {
+        let (search, found) = match std::mem::replace(&mut self.state, SearchState::Ended) {
+            SearchState::Idle(mut search) => {
+                let found = search.next().await;
+                (search, found)
+            }
+            SearchState::Prefetching(task) => {
+                let start = Instant::now();
+                let (search, found, took) = task.join_unwind().await.map_err(join_error)?;
+                self.ahead.add_duration(took.saturating_sub(start.elapsed()));
+                (search, found)
+            }
+            SearchState::Ended => {
+                return internal_err!("a search that has ended is asked for more");
+            }
+        };
+        let Some(found) = found? else { return Ok(None) };
+        self.state = match search.may_prefetch() {
+            true => SearchState::Prefetching(prefetch(search)),
+            false => SearchState::Idle(search),
+        };
+        Ok(Some(found))
+    }
+}
+
+/// Searches the next block in a task of its own.
+fn prefetch(mut search: Box<BlockSearch>) -> SpawnedTask<BlockResult> {
+    SpawnedTask::spawn(async move {
+        let start = Instant::now();
+        let found = search.next().await;
+        (search, found, start.elapsed())
+    })
+}
