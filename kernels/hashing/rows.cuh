@@ -192,14 +192,25 @@ __device__ __forceinline__ void add_functions(
             }
         }
     }
-#pragma unroll
+    // One loop for all rows, whose values are selected: the sums are in registers.
+#pragma unroll 1
     for (u32 r = 0; r < ROWS; r++) {
-        for (u32 left = unsure[r]; left != 0; left &= left - 1) {
+        u32 left = 0;
+        u64 at = 0, raw = 0;
+#pragma unroll
+        for (u32 each = 0; each < ROWS; each++) {
+            if (each == r) left = unsure[each], at = own.at[each];
+        }
+        for (; left != 0; left &= left - 1) {
             const u32 i = __ffs((int)left) - 1, function = first + i;
-            const Scalar* row = rows + min(own.at[r], building.end - 1) * of.dim;
+            const Scalar* row = rows + min(at, building.end - 1) * of.dim;
             const int whole = exact_whole(of, row, numbers + function, offsets[function]);
             own.is_in_range = own.is_in_range && whole != NO_WHOLE;
-            own.raw[r] += ((u64)(long long)whole & mask) * some.multipliers[i];
+            raw += ((u64)(long long)whole & mask) * some.multipliers[i];
+        }
+#pragma unroll
+        for (u32 each = 0; each < ROWS; each++) {
+            if (each == r) own.raw[each] += raw;
         }
     }
 }
