@@ -28,7 +28,7 @@ def main():
     a.add_argument("--device", default="auto")
     a.add_argument("--file")
     a.add_argument("--only", default="", help="names in the file, comma-separated")
-    o = a.parse_args()
+    o = a.parse_intermixed_args()
     named = [(statement, statement) for statement in o.statements]
     if o.file:
         with open(o.file) as lines:
