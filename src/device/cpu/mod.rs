@@ -2,6 +2,7 @@
 //!
 //! | module | job |
 //! |---|---|
+//! | `plan` | the strategies of k-means and DBSCAN, by the shape of a problem |
 //! | `search` | pairs of rows: traversal, arithmetic, sinks |
 //! | `dbscan` | core rows and their components, by a tree of tiles |
 //! | `kmeans` | seeding, assignment of rows, sums of clusters |
@@ -16,6 +17,7 @@ mod dbscan;
 mod definition;
 mod exact;
 pub(in crate::device) mod kmeans;
+mod plan;
 mod quantize;
 mod row_permutation;
 mod search;
@@ -25,13 +27,8 @@ mod spatial_order;
 use std::sync::Arc;
 
 pub use self::definition::{ExactPairs, length_of};
-use self::kmeans::drake::{self, Drake};
-use self::kmeans::elkan::{self, Elkan};
-use self::kmeans::exhaustive::{self, Exhaustive};
-use self::kmeans::hamerly::Hamerly;
-use self::kmeans::seeding;
+use self::kmeans::{assigner, seeding};
 use self::simd::level::Level;
-use self::simd::simd_real::SimdReal;
 use super::compose::BySearch;
 use super::contract::{
     Assigner, Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
@@ -177,47 +174,8 @@ impl KMeansDevice for CpuDevice {
         job: &Job,
     ) -> Result<Option<Box<dyn Assigner>>> {
         match rows.reals::<f32>() {
-            Some(_) => assigner::<f32>(rows, k, (metric, self.level), job),
-            None => assigner::<f64>(rows, k, (metric, self.level), job),
+            Some(_) => assigner::<f32>(rows, k, metric, self.level, job),
+            None => assigner::<f64>(rows, k, metric, self.level, job),
         }
     }
-}
-
-/// See [`KMeansDevice::assigner`].
-fn assigner<T: SimdReal>(
-    rows: &Rows,
-    k: usize,
-    of: (Metric, Level),
-    job: &Job,
-) -> Result<Option<Box<dyn Assigner>>> {
-    if exhaustive::suits(of, rows.matrix().dim(), k)
-        && let Some(exhaustive) = Exhaustive::<T>::try_new(rows, of, with_bounds::<T>, job)?
-    {
-        return Ok(Some(Box::new(exhaustive)));
-    }
-    with_bounds::<T>(rows, k, of, job)
-}
-
-/// The assigner that keeps bounds from round to round, chosen by dimension and `k`; `None` if comparing every pair is
-/// faster, or without memory.
-fn with_bounds<T: SimdReal>(
-    rows: &Rows,
-    k: usize,
-    of: (Metric, Level),
-    job: &Job,
-) -> Result<Option<Box<dyn Assigner>>> {
-    let dim = rows.matrix().dim();
-    let is_small = drake::is_small(of, dim, k);
-    if is_small && let Some(hamerly) = Hamerly::<T>::try_new(rows, k, of, job)? {
-        return Ok(Some(Box::new(hamerly)));
-    }
-    if elkan::suits::<T>(dim, k, of.1)
-        && let Some(elkan) = Elkan::<T>::try_new(rows, k, of, job)?
-    {
-        return Ok(Some(Box::new(elkan)));
-    }
-    if is_small {
-        return Ok(None);
-    }
-    Ok(Drake::<T>::try_new(rows, of, job)?.map(|drake| Box::new(drake) as _))
 }

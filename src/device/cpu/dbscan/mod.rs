@@ -7,7 +7,7 @@
 //! | `space`, `real_space`, `bit_space` | rows as coordinates, and in tiles |
 //! | `box_pruning` | tests of boxes: apart, or within eps |
 //! | `tile_kernel` | a row against a tile |
-//! | `values`, `projected_filter`, `plan`, `principal_directions` | rows in many dimensions |
+//! | `values`, `projected_filter`, `projection`, `principal_directions` | rows in many dimensions |
 //! | `context`, `count`, `count_pairs`, `connect`, `border` | the three steps, and their context |
 //! | `weights`, `union_find` | exact sums of weights; the union-find |
 
@@ -18,9 +18,9 @@ mod connect;
 mod context;
 mod count;
 mod count_pairs;
-mod plan;
 mod principal_directions;
 mod projected_filter;
+mod projection;
 mod real_space;
 mod space;
 mod tile_kernel;
@@ -44,15 +44,13 @@ use self::tree::Tree;
 use self::values::Values;
 use self::weights::Weights;
 use super::CpuDevice;
+use super::plan::LARGE_GROUP;
 use super::simd::level::Level;
 use super::simd::simd_real::SimdReal;
 use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Work};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 use crate::matrix::ElementKind;
-
-/// A group of at least this many rows uses all threads by itself.
-const LARGE: usize = 1 << 14;
 
 impl DbscanDevice for CpuDevice {
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
@@ -73,7 +71,7 @@ impl DbscanDevice for CpuDevice {
         let part = job.part();
         let job = if ranges.len() > 1 { &part } else { job };
         let (large, small): (Vec<_>, Vec<_>) =
-            ranges.into_iter().partition(|range| range.len() >= LARGE);
+            ranges.into_iter().partition(|range| range.len() >= LARGE_GROUP);
         let mut take = |range: Range<usize>, found: Components| {
             all.core[range.clone()].copy_from_slice(&found.core);
             let first = found.first.into_iter().map(|first| match first {

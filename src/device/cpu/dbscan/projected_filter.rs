@@ -14,7 +14,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::box_pruning::BoxPruning;
-use super::plan::{FARTHEST, Plan};
+use super::projection::{FARTHEST, Projection};
 use super::space::Space;
 use super::tiles::{LANES, lanes_of, lowest};
 use super::values::Values;
@@ -40,7 +40,7 @@ const ALWAYS: i32 = i32::MAX / 2;
 /// See the [module](self).
 pub(super) struct ProjectedFilter<'a, T> {
     values: Values<'a, T>,
-    plan: Plan,
+    projection: Projection,
     /// `(inside, outside)`: an f64 sum in any order is certainly within eps up to `inside`, certainly not above
     /// `outside`.
     limits: (f64, f64),
@@ -78,9 +78,9 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
         level: Level,
         job: &Job,
     ) -> Result<Result<Self, Values<'a, T>>> {
-        let Some(plan) = Plan::new(&values, job)? else { return Ok(Err(values)) };
-        let (rows, count) = (values.rows(), plan.count());
-        let kept = if plan.leading.is_some() { count } else { count.min(COORDINATES) };
+        let Some(projection) = Projection::new(&values, job)? else { return Ok(Err(values)) };
+        let (rows, count) = (values.rows(), projection.count());
+        let kept = if projection.leading.is_some() { count } else { count.min(COORDINATES) };
         let bytes = rows * (kept * size_of::<f32>() + size_of::<f64>());
         let _of_projections = job.reserve("projections of rows", bytes)?;
         let (mut projected, mut squares) = (vec![0.0; rows * kept], vec![0.0; rows]);
@@ -88,14 +88,14 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
         let parts = parts.zip(squares.par_chunks_mut(UNCHECKED)).enumerate();
         parts.try_for_each(|(part, (projected, squares))| {
             let first = part * UNCHECKED;
-            plan.project(&values, first..first + squares.len(), projected, squares);
+            projection.project(&values, first..first + squares.len(), projected, squares);
             job.check()
         })?;
         Ok(Ok(Self {
             limits: values.within.certain_bounds_f64(values.dim),
-            width: (count + usize::from(plan.leading.is_some())).div_ceil(2),
+            width: (count + usize::from(projection.leading.is_some())).div_ceil(2),
             values,
-            plan,
+            projection,
             projected,
             kept,
             squares,
@@ -120,14 +120,14 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
         if whole_square > 1.0 {
             return RowLengths::default();
         }
-        let projection = if self.plan.leading.is_some() {
+        let coordinates = if self.projection.leading.is_some() {
             self.kept(row)
         } else {
-            self.plan.scale(&self.values, row, scaled);
+            self.projection.scale(&self.values, row, scaled);
             scaled
         };
         let (mut held, mut square, mut moved) = (0.0, 0.0, 0.0);
-        for (to, x) in numbers.iter_mut().zip(projection) {
+        for (to, x) in numbers.iter_mut().zip(coordinates) {
             let x = f64::from(*x);
             let whole = (x * LENGTH).round();
             held += x * x;
@@ -135,14 +135,14 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
             moved += (x * LENGTH - whole) * (x * LENGTH - whole);
             *to = whole as i16;
         }
-        let error = whole_square.sqrt() * self.plan.error();
-        if self.plan.leading.is_some() {
+        let error = whole_square.sqrt() * self.projection.error();
+        if self.projection.leading.is_some() {
             // Rounded up: more only lets rows pass.
             let held = (held.sqrt() - error).max(0.0);
             let tail = (whole_square * (1.0 + 1e-12) - held * held).max(0.0).sqrt();
             let tail = (tail * LENGTH).ceil();
             square += tail * tail;
-            numbers[projection.len()] = tail as i16;
+            numbers[coordinates.len()] = tail as i16;
         }
         let error = error * LENGTH + moved.sqrt();
         let whole_square = whole_square * LENGTH * LENGTH;
@@ -173,7 +173,7 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
     fn bound(&mut self, rounded: &[RowLengths]) {
         let most = |of: fn(&RowLengths) -> f64| rounded.iter().map(of).fold(0.0, f64::max);
         let (longest, worst) = (most(|row| row.length), most(|row| row.error));
-        let reach = self.plan.reach * LENGTH * LENGTH;
+        let reach = self.projection.reach * LENGTH * LENGTH;
         // Sums of rows that always pass exceed every threshold.
         let least = |row: &RowLengths| {
             let slack = row.length * worst + row.error * (longest + worst);
@@ -243,7 +243,7 @@ impl<T: SimdReal> Coordinates for ProjectedFilter<'_, T> {
     }
 
     fn coordinates(&self) -> usize {
-        self.plan.count().min(COORDINATES)
+        self.projection.count().min(COORDINATES)
     }
 
     fn coordinate(&self, row: usize, i: usize) -> f64 {
@@ -256,10 +256,10 @@ impl<T: SimdReal> Space for ProjectedFilter<'_, T> {
 
     fn pruning(&self) -> BoxPruning {
         // Two rows, each off by this much.
-        let error = 2.0 * self.plan.longest * self.plan.error();
-        let is_known = self.plan.longest < FARTHEST;
+        let error = 2.0 * self.projection.longest * self.projection.error();
+        let is_known = self.projection.longest < FARTHEST;
         BoxPruning::beyond(if is_known {
-            (self.plan.reach.sqrt() + error).powi(2)
+            (self.projection.reach.sqrt() + error).powi(2)
         } else {
             f64::INFINITY
         })

@@ -15,11 +15,11 @@ use rayon::prelude::*;
 use super::drake::{MOST_DIM, distances};
 use super::quantized_centroids::{Measure, QuantizedCentroids};
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
-use crate::device::cpu::exact;
 use crate::device::cpu::quantize::row_codes::{DistanceBounds, RowCodes};
 use crate::device::cpu::simd::bounds::{LARGEST, NEVER, StoredBounds, TOGETHER, lower, whole};
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
+use crate::device::cpu::{exact, plan};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::metric::{Metric, Sum};
@@ -36,26 +36,6 @@ const ONE_CERTAIN_IN: usize = 8;
 
 /// The total movement of a centroid, in steps, above which all bounds are rewritten.
 const MOST_MOVED: u16 = 1 << 14;
-
-/// Bounds are given up after a round that computes more than `rows · (k / ONE_COMPUTED_IN + FREE)` pairs.
-const ONE_COMPUTED_IN: usize = 8;
-const FREE: usize = 4;
-
-/// With fewer dimensions, quantised rows save too little time for their memory.
-const LEAST_DIM: usize = 33;
-
-/// The most memory of a row's bounds, in quarters of the row's own: with AVX-512, comparing a row with many centroids
-/// is faster than reading more bounds.
-const MOST_QUARTERS: usize = 16;
-const MOST_QUARTERS_WITH_AVX512: usize = 3;
-/// Bytes that the bounds of a row may take in any case.
-const SMALL: usize = 256;
-
-/// Whether the bounds of a row are small compared with the row.
-pub(in crate::device::cpu) fn suits<T: SimdReal>(dim: usize, k: usize, level: Level) -> bool {
-    let most = if level.has_avx512() { MOST_QUARTERS_WITH_AVX512 } else { MOST_QUARTERS };
-    dim >= LEAST_DIM && k * size_of::<u16>() <= (dim * size_of::<T>() / 4 * most).max(SMALL)
-}
 
 /// See the [module](self).
 pub(in crate::device::cpu) struct Elkan<T> {
@@ -119,9 +99,15 @@ impl<T: SimdReal> Elkan<T> {
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
-    pub fn try_new(rows: &Rows, k: usize, of: (Metric, Level), job: &Job) -> Result<Option<Self>> {
+    pub fn try_new(
+        rows: &Rows,
+        k: usize,
+        metric: Metric,
+        level: Level,
+        job: &Job,
+    ) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
-        if dim > MOST_DIM || of.0.sum() == Sum::Absolute {
+        if dim > MOST_DIM || metric.sum() == Sum::Absolute {
             return Ok(None);
         }
         let stride = k.next_multiple_of(TOGETHER);
@@ -131,7 +117,9 @@ impl<T: SimdReal> Elkan<T> {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };
-        let Some(measure) = Measure::sixteen(values, dim, of, job)? else { return Ok(None) };
+        let Some(measure) = Measure::sixteen(values, dim, metric, level, job)? else {
+            return Ok(None);
+        };
         reserved.shrink_to(rows.len() * bytes);
         let quantizer = &measure.quantizer;
         let is_too_long = |row: &_| quantizer.is_too_long(row, quantizer.step);
@@ -404,7 +392,7 @@ impl<T: SimdReal> Assigner for Elkan<T> {
             before.clear();
             self.moved.fill(0);
         }
-        let rounded = self.measure.centroids((values, rounded), &before);
+        let rounded = self.measure.centroids(values, rounded, &before);
         self.age(&rounded.moved);
         labels.resize(self.rows.len(), 0);
         let (mut own, mut least) = (std::mem::take(&mut self.own), std::mem::take(&mut self.least));
@@ -432,7 +420,7 @@ impl<T: SimdReal> Assigner for Elkan<T> {
         self.few_are_certain = certain * ONE_CERTAIN_IN <= self.rows.len();
         let (pairs, rechecked) = (sum(|work| work.pairs), sum(|work| work.rechecked));
         self.before = values.to_vec();
-        if rechecked as usize > self.rows.len() * (k / ONE_COMPUTED_IN + FREE) {
+        if !plan::bounds_pay(rechecked as usize, self.rows.len(), k) {
             self.give_up();
         }
         let work = Work { pairs, rechecked, ..Work::default() };
@@ -441,12 +429,12 @@ impl<T: SimdReal> Assigner for Elkan<T> {
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
         let Measure { metric, level, .. } = self.measure;
-        distances::<T>((&self.rows, centroids), labels, (metric, level), job)
+        distances::<T>(&self.rows, centroids, labels, metric, level, job)
     }
 
     fn undecided(&self, centroids: &Rows, _: &[u32]) -> Option<Vec<u32>> {
         let values = centroids.reals::<T>().filter(|_| !self.is_given_up)?;
-        let centroids = self.measure.centroids((values, ()), &[]);
+        let centroids = self.measure.centroids(values, (), &[]);
         let bounds = self.own.par_iter().zip(self.least.par_chunks_exact(self.stride));
         let near = bounds.enumerate().with_min_len(BLOCK).filter(|(_, (own, least))| {
             self.measure.level.least(self.bounds(least)) <= whole(centroids.bound(**own))
@@ -473,8 +461,8 @@ mod tests {
             Rows::all(Arc::new(Matrix::new(elements, values.len() / dim, dim)))
         };
         let mut centroids = values[..k * dim].to_vec();
-        let of = (Metric::SqEuclidean, Level::detect());
-        let bounds = Elkan::<f32>::try_new(&rows(&values), k, of, &job);
+        let (metric, level) = (Metric::SqEuclidean, Level::all()[0]);
+        let bounds = Elkan::<f32>::try_new(&rows(&values), k, metric, level, &job);
         let mut bounds = bounds.unwrap().expect("rows that suit");
         let unit = 1.0 / bounds.measure.quantizer.step;
         let distance = |row: usize, centroid: &[f32]| {

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use super::drake::distances;
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
+use crate::device::cpu::plan;
 use crate::device::cpu::quantize::base::Rounding;
 use crate::device::cpu::quantize::quantizer::{LARGEST_WORD, LENGTH, Quantizer};
 use crate::device::cpu::simd::level::Level;
@@ -28,23 +29,12 @@ use crate::metric::{Metric, Sum};
 use crate::random::Random;
 use crate::rows::Rows;
 
-/// The most dimensions.
-const MOST_DIM: usize = 32;
-
-/// The most centroids: with more, [Hamerly's bounds](super::hamerly) are faster, which exist for squares only.
-const MOST: usize = 16;
-const MOST_WITH_AVX512: usize = 24;
-const MOST_OF_PRODUCTS: usize = 1024;
-
 /// Rows of a task.
 const BLOCK: usize = 64 * ROWS;
 
 /// Rows of the sample that determines the quantiser; one in `ONE_OUTLIER_IN` of them may be an outlier.
 const SAMPLE: usize = 4096;
 const ONE_OUTLIER_IN: usize = 1000;
-
-/// If sums leave more than one in this many rows undecided, another assigner is faster.
-const ONE_UNDECIDED_IN: usize = 8;
 
 /// The longest centroid in steps, the largest difference of two starts, and the largest error of a sum: within these
 /// limits, no sum overflows 32 bits.
@@ -58,25 +48,11 @@ const NEVER: f64 = i32::MAX as f64 - 1.0;
 /// exact enough in float64.
 const FARTHEST: f64 = 1e12;
 
-/// Whether dimension and number of centroids are within the limits of this assigner.
-pub(in crate::device::cpu) fn suits(
-    (metric, level): (Metric, Level),
-    dim: usize,
-    k: usize,
-) -> bool {
-    let most = match metric {
-        Metric::SqEuclidean if level.has_avx512() => MOST_WITH_AVX512,
-        Metric::SqEuclidean => MOST,
-        Metric::Cosine => MOST_OF_PRODUCTS,
-        _ => return false,
-    };
-    dim <= MOST_DIM && k <= most
-}
-
 /// See the [module](self).
 pub(in crate::device::cpu) struct Exhaustive<T> {
     rows: Rows,
-    measure: (Metric, Level),
+    metric: Metric,
+    level: Level,
     fallback: Fallback,
     state: ExhaustiveState<T>,
     /// Rows that the sums of the last round left to the definition; `None` if another assigner did that round.
@@ -85,7 +61,7 @@ pub(in crate::device::cpu) struct Exhaustive<T> {
 
 /// Makes the assigner that takes over from [`Exhaustive`]; `None` leaves all rounds to searches.
 pub(in crate::device::cpu) type Fallback =
-    fn(&Rows, usize, (Metric, Level), &Job) -> Result<Option<Box<dyn Assigner>>>;
+    fn(&Rows, usize, Metric, Level, &Job) -> Result<Option<Box<dyn Assigner>>>;
 
 enum ExhaustiveState<T> {
     Codes(PanelCodes<T>),
@@ -124,20 +100,22 @@ impl<T: SimdReal> Exhaustive<T> {
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn try_new(
         rows: &Rows,
-        measure: (Metric, Level),
+        metric: Metric,
+        level: Level,
         fallback: Fallback,
         job: &Job,
     ) -> Result<Option<Self>> {
-        let state = PanelCodes::try_new(rows, measure.0, job)?.map(ExhaustiveState::Codes);
+        let state = PanelCodes::try_new(rows, metric, job)?.map(ExhaustiveState::Codes);
         let rows = rows.clone();
-        Ok(state.map(|state| Self { rows, measure, fallback, state, undecided: None }))
+        Ok(state.map(|state| Self { rows, metric, level, fallback, state, undecided: None }))
     }
 
     /// Leaves all further rounds to another assigner.
     fn give_up(&mut self, k: usize, job: &Job) -> Result<()> {
         // Freed first: the other assigner may need the memory.
         self.state = ExhaustiveState::Fallback(None);
-        self.state = ExhaustiveState::Fallback((self.fallback)(&self.rows, k, self.measure, job)?);
+        let other = (self.fallback)(&self.rows, k, self.metric, self.level, job)?;
+        self.state = ExhaustiveState::Fallback(other);
         Ok(())
     }
 }
@@ -179,7 +157,7 @@ impl<T: SimdReal> PanelCodes<T> {
             filled.iter().map(|filled| filled.longest).fold(0.0, f64::max).sqrt() + residual;
         let beyond: Vec<_> = filled.into_iter().map(|filled| filled.beyond).collect();
         let are_beyond = beyond.iter().map(Vec::len).sum::<usize>();
-        if are_beyond > rows.len() / ONE_UNDECIDED_IN {
+        if !plan::codes_decide(are_beyond, rows.len()) {
             return Ok(None);
         }
         reserved.shrink_to(bytes + are_beyond * 4);
@@ -340,7 +318,9 @@ impl ExhaustiveBlock<'_> {
     fn compare<T: SimdReal>(
         &mut self,
         centroids: &CentroidCodes<T>,
-        (values, metric, level): (&[T], Metric, Level),
+        values: &[T],
+        metric: Metric,
+        level: Level,
     ) -> (Vec<Moved>, Vec<u32>) {
         let CentroidCodes { words, starts, slack, most_slack, rows } = centroids;
         let (mut moved, mut undecided) = (Vec::new(), Vec::new());
@@ -411,7 +391,7 @@ impl<T: SimdReal> Exhaustive<T> {
         labels: &mut Vec<u32>,
         job: &Job,
     ) -> Result<Option<(Vec<Moved>, Vec<u32>)>> {
-        let (metric, level) = self.measure;
+        let Self { metric, level, .. } = *self;
         let Some(centroids) = codes.centroids(centroids, metric) else { return Ok(None) };
         let has_labels = !labels.is_empty();
         if !has_labels {
@@ -425,7 +405,7 @@ impl<T: SimdReal> Exhaustive<T> {
         let compared = blocks.map(|((i, ((labels, groups), beyond)), values)| {
             job.check()?;
             let mut block = ExhaustiveBlock { first: i * BLOCK, groups, beyond, labels };
-            let (moved, undecided) = block.compare(&centroids, (values, metric, level));
+            let (moved, undecided) = block.compare(&centroids, values, metric, level);
             Ok((if has_labels { moved } else { Vec::new() }, undecided))
         });
         let compared: Result<Vec<_>> = compared.collect();
@@ -447,7 +427,7 @@ impl<T: SimdReal> Assigner for Exhaustive<T> {
             if let Some((moved, undecided)) = self.assign_all(codes, values, labels, job)? {
                 let count = undecided.len();
                 self.undecided = Some(undecided);
-                if count > self.rows.len() / ONE_UNDECIDED_IN {
+                if !plan::codes_decide(count, self.rows.len()) {
                     self.give_up(k, job)?;
                 }
                 let (pairs, rechecked) = ((self.rows.len() * k) as u64, (count * k) as u64);
@@ -464,7 +444,7 @@ impl<T: SimdReal> Assigner for Exhaustive<T> {
     }
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
-        distances::<T>((&self.rows, centroids), labels, self.measure, job)
+        distances::<T>(&self.rows, centroids, labels, self.metric, self.level, job)
     }
 
     fn undecided(&self, centroids: &Rows, labels: &[u32]) -> Option<Vec<u32>> {

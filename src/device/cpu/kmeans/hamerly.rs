@@ -29,9 +29,6 @@ const BLOCK: usize = 4096;
 /// If more than one in this many rows of a block is compared, the whole block is read into the cache sequentially.
 const ONE_UNCERTAIN_IN: usize = 16;
 
-/// With more centroids, other assigners are faster; the numbers of centroids must also be exact in float32.
-const MOST: usize = 4096;
-
 /// See the [module](self).
 pub(in crate::device::cpu) struct Hamerly<T> {
     rows: Rows,
@@ -49,19 +46,19 @@ pub(in crate::device::cpu) struct Hamerly<T> {
 }
 
 impl<T: SimdReal> Hamerly<T> {
-    /// `None` without memory, for more than [`MOST`] centroids, and for metrics other than the squared Euclidean
-    /// distance.
+    /// `None` without memory, and for metrics other than the squared Euclidean distance.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn try_new(
         rows: &Rows,
         k: usize,
-        (metric, level): (Metric, Level),
+        metric: Metric,
+        level: Level,
         job: &Job,
     ) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
-        if metric != Metric::SqEuclidean || k > MOST {
+        if metric != Metric::SqEuclidean {
             return Ok(None);
         }
         let reserved = match job.reserve("bounds of k-means", rows.len() * size_of::<f32>()) {
@@ -351,7 +348,7 @@ impl<T: SimdReal> Assigner for Hamerly<T> {
     }
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
-        distances::<T>((&self.rows, centroids), labels, (Metric::SqEuclidean, self.level), job)
+        distances::<T>(&self.rows, centroids, labels, Metric::SqEuclidean, self.level, job)
     }
 
     fn undecided(&self, _: &Rows, labels: &[u32]) -> Option<Vec<u32>> {

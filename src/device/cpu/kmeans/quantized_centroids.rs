@@ -60,7 +60,8 @@ impl Measure {
     pub fn new<T: SimdReal>(
         values: &[T],
         dim: usize,
-        (metric, level): (Metric, Level),
+        metric: Metric,
+        level: Level,
         job: &Job,
     ) -> Result<Option<Self>> {
         let whole = match level.has(Width::Eight) {
@@ -71,9 +72,9 @@ impl Measure {
         match whole.filter(|whole| is_fine(values, whole)) {
             // Centroids are rounded.
             Some(whole) => {
-                Self::with(values, Quantizer { integral: false, ..whole }, (metric, level), job)
+                Self::with(values, Quantizer { integral: false, ..whole }, metric, level, job)
             }
-            None => Self::sixteen(values, dim, (metric, level), job),
+            None => Self::sixteen(values, dim, metric, level, job),
         }
     }
 
@@ -81,18 +82,20 @@ impl Measure {
     pub fn sixteen<T: SimdReal>(
         values: &[T],
         dim: usize,
-        of: (Metric, Level),
+        metric: Metric,
+        level: Level,
         job: &Job,
     ) -> Result<Option<Self>> {
         let outliers = values.len() / dim / ONE_OUTLIER_IN;
         let quantizer = Quantizer::fitting((values, outliers), dim, Sum::Squares, job)?;
-        Self::with(values, quantizer, of, job)
+        Self::with(values, quantizer, metric, level, job)
     }
 
     fn with<T: SimdReal>(
         values: &[T],
         quantizer: Quantizer,
-        (metric, level): (Metric, Level),
+        metric: Metric,
+        level: Level,
         job: &Job,
     ) -> Result<Option<Self>> {
         job.check()?;
@@ -105,7 +108,8 @@ impl Measure {
     /// The quantised centroids; `None` if one lies outside the range.
     pub fn quantized<T: SimdReal>(
         &self,
-        (rows, values): (&Rows, &[T]),
+        rows: &Rows,
+        values: &[T],
         job: &Job,
     ) -> Result<Option<QuantizedBase>> {
         let of = (Metric::SqEuclidean, self.level, self.quantizer.clone());
@@ -116,7 +120,8 @@ impl Measure {
     /// Centroids, which were at `before` in the last round.
     pub fn centroids<'a, T: SimdReal, R>(
         &self,
-        (values, rounded): (&'a [T], R),
+        values: &'a [T],
+        rounded: R,
         before: &[T],
     ) -> QuantizedCentroids<'a, T, R> {
         let (unit, dim) = (1.0 / self.quantizer.step, self.quantizer.centre.len());

@@ -7,8 +7,9 @@
 use rayon::prelude::*;
 
 use crate::device::contract::KMeansInput;
+use crate::device::cpu::plan;
 use crate::device::cpu::quantize::cost_filter::{
-    CostFilter, FilterScratch, FilterVectors, Hit, PANELS,
+    CostBlock, CostFilter, FilterScratch, FilterVectors, Hit, PANELS,
 };
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{InitialSums, ROWS};
@@ -21,16 +22,6 @@ use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::random::Random;
 use crate::rows::Rows;
-
-/// `(dim, rows)`: the first candidates lower the costs of many rows. Hence, with up to `dim` dimensions, every pair
-/// is computed until `rows` rows are chosen, or to the end if `k ≤ 2 · rows`.
-const FIRST: [(usize, usize); 2] = [(16, 32), (32, 16)];
-
-/// Up to this `k`, blocks of rows are transposed whenever they are read, which is faster than writing to new memory.
-const READ_ONCE: usize = 4;
-
-/// The least `k` for which quantising all rows pays.
-const FEW: usize = 16;
 
 /// The most pairs of a block that are kept until one of the candidates is chosen.
 const KEPT: usize = BLOCK;
@@ -51,16 +42,18 @@ pub(in crate::device::cpu) fn plus_plus<T: Real>(
     let KMeansInput { rows, weights, metric } = input;
     let values = rows.reals::<T>().expect("a session has rows of its own type");
     let chosen = match rows.reals::<f32>() {
-        Some(_) => choose::<f32>((rows, weights), (metric, level), k, random, job)?,
-        None => choose::<f64>((rows, weights), (metric, level), k, random, job)?,
+        Some(_) => choose::<f32>(rows, weights, metric, level, k, random, job)?,
+        None => choose::<f64>(rows, weights, metric, level, k, random, job)?,
     };
     let dim = rows.matrix().dim();
     Ok(chosen.iter().flat_map(|row| &values[*row as usize * dim..][..dim]).copied().collect())
 }
 
 fn choose<T: SimdReal>(
-    (rows, weights): (&Rows, Option<&[f64]>),
-    of: (Metric, Level),
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    metric: Metric,
+    level: Level,
     k: usize,
     random: &mut Random,
     job: &Job,
@@ -73,35 +66,49 @@ fn choose<T: SimdReal>(
     if k <= 1 {
         return Ok(vec![first; k]);
     }
-    let (method, first_rows) = Method::<T>::new(rows, of, k, job)?;
-    let mut seeding = Seeding::begin(shares, rows.len(), method, first, job)?;
-    if let Some(some) = first_rows {
-        seeding.choose((some, k), random, job)?;
-        // The other method may need its memory.
-        seeding.method.forget_columns();
-        let method = match Method::by_bounds(rows, of, k, job)? {
-            Some(method) => method,
-            None => Method::EachPair(EachPair::new(rows, of.0).keeping_columns(job)?),
+    let plan::Seeding { exhaustive, is_transposed } = plan::seeding(rows.matrix().dim(), k);
+    let by_bounds = match exhaustive {
+        0 => CandidateSearch::<T>::by_bounds(rows, metric, level, k, job)?,
+        _ => None,
+    };
+    let search = match by_bounds {
+        Some(by_bounds) => by_bounds,
+        None => {
+            let pairs = EachPair::new(rows, metric);
+            let pairs = if is_transposed { pairs.keeping_columns(job)? } else { pairs };
+            CandidateSearch::EachPair(pairs)
+        }
+    };
+    let mut seeding = PlusPlus::begin(shares, rows.len(), search, first, k, job)?;
+    if (1..k).contains(&exhaustive) {
+        seeding.choose(exhaustive, random, job)?;
+        // The other search may need its memory.
+        seeding.search.forget_columns();
+        let search = match CandidateSearch::by_bounds(rows, metric, level, k, job)? {
+            Some(by_bounds) => by_bounds,
+            None => CandidateSearch::EachPair(EachPair::new(rows, metric).keeping_columns(job)?),
         };
-        seeding.change(method);
+        seeding.change(search);
     }
-    seeding.choose((k, k), random, job)?;
+    seeding.choose(k, random, job)?;
     Ok(seeding.chosen)
 }
 
 /// The state of a seeding: the rows chosen, and the costs of all rows.
-struct Seeding<'a, T> {
+struct PlusPlus<'a, T> {
+    /// The number of rows to choose.
+    k: usize,
     shares: Shares<'a>,
     chosen: Vec<u32>,
     /// The distance of every row from its nearest chosen row.
     costs: Vec<T>,
-    /// The initial sums by which the method compares rows with their costs; empty if it computes every pair.
+    /// The initial sums by which the search compares rows with their costs; empty if it computes every pair.
     starts: Vec<InitialSums>,
-    method: Method<T>,
+    search: CandidateSearch<T>,
 }
 
-/// The method that finds the rows nearer to a candidate than to all chosen rows.
-enum Method<T> {
+/// The search for the rows nearer to a candidate than to all chosen rows.
+enum CandidateSearch<T> {
     ByBounds(Box<CostFilter>),
     /// By computing every pair.
     EachPair(EachPair<T>),
@@ -125,24 +132,7 @@ struct Lowered<T> {
     distance: T,
 }
 
-impl<T: SimdReal> Method<T> {
-    /// The method to begin with, and the number of rows that it chooses if another may be faster afterwards.
-    fn new(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<(Self, Option<usize>)> {
-        let dim = rows.matrix().dim();
-        let first =
-            FIRST.into_iter().find(|(most_dim, _)| dim <= *most_dim).map(|(_, first)| first);
-        if first.is_none()
-            && k >= FEW
-            && let Some(bounds) = Self::by_bounds(rows, of, k, job)?
-        {
-            return Ok((bounds, None));
-        }
-        let first = first.filter(|first| k > 2 * first);
-        let pairs = EachPair::new(rows, of.0);
-        let pairs = if k > READ_ONCE { pairs.keeping_columns(job)? } else { pairs };
-        Ok((Self::EachPair(pairs), first))
-    }
-
+impl<T: SimdReal> CandidateSearch<T> {
     /// Frees the transposed rows.
     fn forget_columns(&mut self) {
         if let Self::EachPair(pairs) = self {
@@ -151,8 +141,14 @@ impl<T: SimdReal> Method<T> {
     }
 
     /// `None` without memory, and for rows that quantisation does not suit.
-    fn by_bounds(rows: &Rows, of: (Metric, Level), k: usize, job: &Job) -> Result<Option<Self>> {
-        match CostFilter::try_new::<T>(rows, of, k, job) {
+    fn by_bounds(
+        rows: &Rows,
+        metric: Metric,
+        level: Level,
+        k: usize,
+        job: &Job,
+    ) -> Result<Option<Self>> {
+        match CostFilter::try_new::<T>(rows, metric, level, k, job) {
             Err(Error::HostMemory { .. }) => Ok(None),
             filter => Ok(filter?.map(|filter| Self::ByBounds(Box::new(filter)))),
         }
@@ -213,7 +209,8 @@ impl<T: SimdReal> EachPair<T> {
     fn gains(
         &self,
         shares: &Shares<'_>,
-        (block, costs): (usize, &[T]),
+        block: usize,
+        costs: &[T],
         candidates: &[u32],
     ) -> Vec<u64> {
         let left = |rows: &SoaRows<T>, candidate: &u32| {
@@ -239,7 +236,7 @@ impl<T: SimdReal> EachPair<T> {
     }
 
     /// Lowers the costs of a block's rows to their distances from a chosen row; returns the new sum of their shares.
-    fn lower(&self, shares: &Shares<'_>, (block, costs): (usize, &mut [T]), chosen: u32) -> u64 {
+    fn lower(&self, shares: &Shares<'_>, block: usize, costs: &mut [T], chosen: u32) -> u64 {
         let (rows, mut total) = (costs.len(), 0u64);
         self.with_block(block, rows, |transposed| {
             transposed.distances(
@@ -259,38 +256,39 @@ impl<T: SimdReal> EachPair<T> {
     }
 }
 
-impl<'a, T: SimdReal> Seeding<'a, T> {
+impl<'a, T: SimdReal> PlusPlus<'a, T> {
     /// Begins with `first` as the only chosen row.
     fn begin(
         shares: Shares<'a>,
         rows: usize,
-        method: Method<T>,
+        search: CandidateSearch<T>,
         first: u32,
+        k: usize,
         job: &Job,
     ) -> Result<Self> {
         let costs = vec![T::INFINITY; rows];
-        let starts = method.starts(&costs);
-        let mut seeding = Self { shares, costs, chosen: vec![first], starts, method };
+        let starts = search.starts(&costs);
+        let mut seeding = Self { k, shares, costs, chosen: vec![first], starts, search };
         // Sums of shares are not valid before costs have a scale.
         seeding.lower(first, None, job)?;
         seeding.shares.rescale(|row| seeding.costs[row].to_f64());
         Ok(seeding)
     }
 
-    /// Continues with another method.
-    fn change(&mut self, method: Method<T>) {
-        self.starts = method.starts(&self.costs);
-        self.method = method;
+    /// Continues with another search.
+    fn change(&mut self, search: CandidateSearch<T>) {
+        self.starts = search.starts(&self.costs);
+        self.search = search;
     }
 
     /// Chooses rows until `until` of the `k` rows are chosen.
-    fn choose(&mut self, (until, k): (usize, usize), random: &mut Random, job: &Job) -> Result<()> {
-        let candidates = candidates(k);
+    fn choose(&mut self, until: usize, random: &mut Random, job: &Job) -> Result<()> {
+        let candidates = candidates(self.k);
         while self.chosen.len() < until {
             let drawn: Vec<u32> = (0..candidates).map(|_| self.draw(random.bits())).collect();
             let (best, found) = self.best(&drawn, job)?;
             self.chosen.push(drawn[best]);
-            if self.chosen.len() < k {
+            if self.chosen.len() < self.k {
                 self.lower(drawn[best], Some((best, found)), job)?;
                 self.shares.keep_scale(|row| self.costs[row].to_f64());
             }
@@ -306,13 +304,13 @@ impl<'a, T: SimdReal> Seeding<'a, T> {
     /// Position of the drawn row that lowers the sum of all shares most, the first in case of a tie; and the pairs
     /// that were kept of each block.
     fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<BlockHits>)> {
-        let filter = match &self.method {
-            Method::ByBounds(filter) => filter,
-            Method::EachPair(pairs) => {
+        let filter = match &self.search {
+            CandidateSearch::ByBounds(filter) => filter,
+            CandidateSearch::EachPair(pairs) => {
                 let blocks = self.costs.par_chunks(BLOCK).enumerate();
-                let gains = blocks.map(|block| {
+                let gains = blocks.map(|(block, costs)| {
                     job.check()?;
-                    Ok(pairs.gains(&self.shares, block, drawn))
+                    Ok(pairs.gains(&self.shares, block, costs, drawn))
                 });
                 let gains = gains.collect::<Result<Vec<_>>>()?;
                 let all: Vec<u128> = (0..drawn.len())
@@ -327,7 +325,7 @@ impl<'a, T: SimdReal> Seeding<'a, T> {
             let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
             let mut gains = vec![[0u64; 2]; drawn.len()];
             let (mut kept, mut fits) = (Vec::new(), true);
-            filter.in_block((block, starts, costs), &vectors, scratch, |near| {
+            filter.in_block(CostBlock { block, starts, costs }, &vectors, scratch, |near| {
                 let (row, cost) = (near.row as usize, costs[near.row as usize].to_f64());
                 let share = |cost: f64| self.shares.of(block * BLOCK + row, cost);
                 let [least, most] = &mut gains[near.vector as usize];
@@ -352,14 +350,15 @@ impl<'a, T: SimdReal> Seeding<'a, T> {
         if (0..drawn.len()).all(|i| i == best || !rivals(i)) {
             return Ok((best, kept));
         }
-        let gains = self.gains((filter, &vectors), &kept, rivals, job)?;
+        let gains = self.gains(filter, &vectors, &kept, rivals, job)?;
         Ok((first_largest(&gains), kept))
     }
 
     /// The amount by which each candidate for which `of` holds lowers the sum of all shares; 0 for the rest.
     fn gains(
         &self,
-        (filter, vectors): (&CostFilter, &FilterVectors<T>),
+        filter: &CostFilter,
+        vectors: &FilterVectors<T>,
         kept: &[BlockHits],
         of: impl Fn(usize) -> bool + Sync,
         job: &Job,
@@ -368,9 +367,9 @@ impl<'a, T: SimdReal> Seeding<'a, T> {
             |scratch: &mut FilterScratch, (block, (costs, kept)): (usize, (&[T], &BlockHits))| {
                 job.check()?;
                 let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
-                let at = (block, starts, costs);
+                let at = CostBlock { block, starts, costs };
                 let mut gains = vec![0u64; vectors.len()];
-                let lowered = lowered((filter, vectors), at, kept.as_deref(), &of, scratch);
+                let lowered = lowered(filter, vectors, at, kept.as_deref(), &of, scratch);
                 for Lowered { candidate, row, distance } in lowered {
                     let share =
                         |cost: T| self.shares.of(block * BLOCK + row as usize, cost.to_f64());
@@ -393,18 +392,18 @@ impl<'a, T: SimdReal> Seeding<'a, T> {
         found: Option<(usize, Vec<BlockHits>)>,
         job: &Job,
     ) -> Result<()> {
-        let Self { shares, costs, starts, method, .. } = self;
+        let Self { shares, costs, starts, search, .. } = self;
         let mut totals = std::mem::take(&mut shares.totals);
-        match method {
-            Method::EachPair(pairs) => {
+        match search {
+            CandidateSearch::EachPair(pairs) => {
                 let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK)).enumerate();
                 blocks.try_for_each(|(block, (total, costs))| {
                     job.check()?;
-                    *total = pairs.lower(shares, (block, costs), chosen);
+                    *total = pairs.lower(shares, block, costs, chosen);
                     Ok::<_, Error>(())
                 })?;
             }
-            Method::ByBounds(filter) => {
+            CandidateSearch::ByBounds(filter) => {
                 let (number, mut kept) = found.unwrap_or_default();
                 kept.resize_with(totals.len(), || None);
                 let alone = filter.vectors(&[chosen]);
@@ -421,10 +420,10 @@ impl<'a, T: SimdReal> Seeding<'a, T> {
                             kept.iter_mut().for_each(|near| near.vector = 0);
                             kept
                         });
-                        let at = (block, &*starts, &*costs);
-                        let of = (&**filter, &alone);
+                        let at = CostBlock { block, starts, costs };
+                        let of_chosen = of_chosen.as_deref();
                         for Lowered { row, distance, .. } in
-                            lowered(of, at, of_chosen.as_deref(), |_| true, scratch)
+                            lowered(filter, &alone, at, of_chosen, |_| true, scratch)
                         {
                             let (row, at) = (row as usize, block * BLOCK + row as usize);
                             let share = |cost: T| shares.of(at, cost.to_f64());
@@ -446,8 +445,9 @@ impl<'a, T: SimdReal> Seeding<'a, T> {
 /// The pairs of a vector for which `of` holds and a row of the block whose distance is below the row's cost: among
 /// the pairs that were kept, or all pairs if `kept` is `None`.
 fn lowered<T: SimdReal>(
-    (filter, vectors): (&CostFilter, &FilterVectors<T>),
-    (block, starts, costs): (usize, &[InitialSums], &[T]),
+    filter: &CostFilter,
+    vectors: &FilterVectors<T>,
+    block: CostBlock<'_, T>,
     kept: Option<&[Hit]>,
     of: impl Fn(usize) -> bool,
     scratch: &mut FilterScratch,
@@ -464,17 +464,11 @@ fn lowered<T: SimdReal>(
     };
     match kept {
         Some(kept) => kept.iter().copied().for_each(take),
-        None => filter.in_block((block, starts, costs), vectors, scratch, &mut take),
+        None => filter.in_block(block, vectors, scratch, &mut take),
     }
-    filter.compute(
-        (block, costs),
-        vectors,
-        open.into_iter(),
-        scratch,
-        |candidate, row, distance| {
-            found.push(Lowered { candidate, row, distance });
-        },
-    );
+    filter.compute(block, vectors, open.into_iter(), scratch, |candidate, row, distance| {
+        found.push(Lowered { candidate, row, distance });
+    });
     found
 }
 
@@ -521,15 +515,15 @@ mod tests {
         {
             let rows = rows_of(kind, count, dim);
             let metric = if matches!(kind, 5 | 6) { Metric::Cosine } else { Metric::SqEuclidean };
-            type Two = Option<Method<f32>>;
-            let choose = |weights: Option<&[f64]>, method: Method<f32>, then: Two| {
+            type Search = CandidateSearch<f32>;
+            let choose = |weights: Option<&[f64]>, search: Search, then: Option<Search>| {
                 let random = &mut Random::new(3);
                 let shares = Shares::new(count, weights);
-                let mut seeding = Seeding::begin(shares, count, method, 5, &job).unwrap();
-                seeding.choose((if then.is_some() { 9 } else { 40 }, 40), random, &job).unwrap();
-                if let Some(method) = then {
-                    seeding.change(method);
-                    seeding.choose((40, 40), random, &job).unwrap();
+                let mut seeding = PlusPlus::begin(shares, count, search, 5, 40, &job).unwrap();
+                seeding.choose(if then.is_some() { 9 } else { 40 }, random, &job).unwrap();
+                if let Some(search) = then {
+                    seeding.change(search);
+                    seeding.choose(40, random, &job).unwrap();
                 }
                 // Sums are those of the definition.
                 let shares = &seeding.shares;
@@ -539,14 +533,14 @@ mod tests {
             };
             let pairs = || {
                 let pairs = EachPair::new(&rows, metric);
-                Method::EachPair(if kind % 2 == 0 {
+                Search::EachPair(if kind % 2 == 0 {
                     pairs
                 } else {
                     pairs.keeping_columns(&job).unwrap()
                 })
             };
             let bounds =
-                |level, k| Method::by_bounds(&rows, (metric, level), k, &job).unwrap().unwrap();
+                |level, k| Search::by_bounds(&rows, metric, level, k, &job).unwrap().unwrap();
             let heavy: Vec<f64> = (0..count).map(|row| [1.0, 0.0, 2.5][row % 3]).collect();
             for weights in [None, Some(heavy.as_slice())] {
                 let wanted = choose(weights, pairs(), None);

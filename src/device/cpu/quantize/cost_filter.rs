@@ -15,6 +15,7 @@ use super::base::{CodeForm, QuantizedBase, Rounding, Sampled};
 use super::prefilter::{PrefilterQuantizer, QueryCodes};
 use super::query_bound::Bound;
 use crate::device::cpu::exact;
+use crate::device::cpu::plan::PREFILTERED_VECTORS;
 use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{InitialSums, Panels, PassedPair, PassedPairs, ROWS};
@@ -33,9 +34,6 @@ const STEP_BYTES: usize = 256 << 10;
 
 /// With more dimensions, sums of 8 bits leave no room for starts that let everything pass.
 const MOST_DIM_OF_EIGHT: usize = 1 << 13;
-
-/// From this many vectors on, the prefilter pays: the first vectors are near to many rows.
-const MANY: usize = 768;
 
 /// The largest start: every pair passes, and no sum overflows 32 bits.
 const MOST_START: f64 = 1.2e9;
@@ -79,6 +77,16 @@ struct VectorCode {
     is_exact: bool,
 }
 
+/// A block of rows with their costs.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct CostBlock<'a, T> {
+    /// The number of the block.
+    pub block: usize,
+    /// The rows' initial sums, one element for each panel.
+    pub starts: &'a [InitialSums],
+    pub costs: &'a [T],
+}
+
 /// A pair whose distance may be below the row's cost, by the vector's number and the row's number in its block.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct Hit {
@@ -110,7 +118,8 @@ impl CostFilter {
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
     pub fn try_new<T: SimdReal>(
         rows: &Rows,
-        (metric, level): (Metric, Level),
+        metric: Metric,
+        level: Level,
         count: usize,
         job: &Job,
     ) -> Result<Option<Self>> {
@@ -128,7 +137,10 @@ impl CostFilter {
         // Fewer bits come from memory in less time, but pairs that pass need their rows in 16 bits, too.
         let forms = [
             (CodeForm::Eight, dim <= MOST_DIM_OF_EIGHT),
-            (CodeForm::Prefiltered, count >= MANY && PrefilterQuantizer::is_short(dim, level)),
+            (
+                CodeForm::Prefiltered,
+                count >= PREFILTERED_VECTORS && PrefilterQuantizer::is_short(dim, level),
+            ),
             (CodeForm::Sixteen, true),
         ];
         let mut base = None;
@@ -220,14 +232,14 @@ impl CostFilter {
     }
 
     /// Calls `found` with the pairs of a vector and a row of a block whose distance may be less than the row's cost.
-    /// `starts` and `costs` are those of the block's rows.
     pub fn in_block<T: SimdReal>(
         &self,
-        (block, starts, costs): (usize, &[InitialSums], &[T]),
+        of: CostBlock<'_, T>,
         vectors: &FilterVectors<T>,
         scratch: &mut FilterScratch,
         mut found: impl FnMut(Hit),
     ) {
+        let CostBlock { block, starts, costs } = of;
         let (first, panels) = (block * BLOCK_ROWS, block * PANELS);
         let FilterScratch { passed, pairs } = scratch;
         pairs.clear();
@@ -237,7 +249,7 @@ impl CostFilter {
         let step = (STEP_BYTES / Panels::bytes_of(self.base.words())).max(1);
         for from in (0..starts.len()).step_by(step) {
             let some = from..starts.len().min(from + step);
-            let of_sums = self.sweep((panels, some.clone()), starts, vectors, passed);
+            let of_sums = self.sweep(panels, some.clone(), starts, vectors, passed);
             for PassedPair { query: vector, row, sum } in passed.iter() {
                 let row = row as usize;
                 let (start, row) = (of_sums[row / ROWS].0[row % ROWS], some.start * ROWS + row);
@@ -256,16 +268,10 @@ impl CostFilter {
             pairs.extend(outliers.iter().map(|row| (number, *row - first as u32)));
         }
         let all = std::mem::take(pairs);
-        self.compute(
-            (block, costs),
-            vectors,
-            all.iter().copied(),
-            scratch,
-            |vector, row, distance| {
-                let distance = distance.to_f64();
-                found(Hit { vector, row, least: distance, most: distance });
-            },
-        );
+        self.compute(of, vectors, all.iter().copied(), scratch, |vector, row, distance| {
+            let distance = distance.to_f64();
+            found(Hit { vector, row, least: distance, most: distance });
+        });
         scratch.pairs = all;
     }
 
@@ -274,7 +280,8 @@ impl CostFilter {
     /// panels from `first` on.
     fn sweep<'a, T>(
         &'a self,
-        (first, some): (usize, Range<usize>),
+        first: usize,
+        some: Range<usize>,
         starts: &'a [InitialSums],
         vectors: &FilterVectors<T>,
         passed: &mut PassedPairs,
@@ -302,15 +309,15 @@ impl CostFilter {
     /// distance is below the row's cost.
     pub fn compute<T: SimdReal>(
         &self,
-        (block, costs): (usize, &[T]),
+        CostBlock { block, costs, .. }: CostBlock<'_, T>,
         vectors: &FilterVectors<T>,
-        of: impl Iterator<Item = (u32, u32)>,
+        pairs: impl Iterator<Item = (u32, u32)>,
         scratch: &mut FilterScratch,
         mut found: impl FnMut(u32, u32, T),
     ) {
         let first = (block * BLOCK_ROWS) as u32;
         scratch.pairs.clear();
-        scratch.pairs.extend(of.map(|(vector, row)| (vector, first + row)));
+        scratch.pairs.extend(pairs.map(|(vector, row)| (vector, first + row)));
         exact::PairSums {
             metric: self.metric,
             queries: &vectors.values,
@@ -414,7 +421,7 @@ mod tests {
         let rows = Rows::all(Arc::new(Matrix::new(f32::elements(values), count, dim)));
         for level in Level::all() {
             let filter =
-                CostFilter::try_new::<f32>(&rows, (Metric::Cosine, level), 1, &Job::default());
+                CostFilter::try_new::<f32>(&rows, Metric::Cosine, level, 1, &Job::default());
             let squares = filter.unwrap().unwrap().squares;
             let are_right = squares[0] > 1.999 && squares[0] < squares[1] && squares[1] < 2.001;
             assert!(are_right, "{squares:?}, {level:?}");
@@ -441,8 +448,9 @@ mod tests {
             let row = |row: usize| &values[row * dim..][..dim];
             let distance = |a, b| metric.distance(metric.sum_of(row(a), row(b)));
             let chosen = [3, 77, 500, 1999];
-            for (level, vectors) in Level::all().into_iter().flat_map(|x| [(x, 1), (x, MANY)]) {
-                let filter = CostFilter::try_new::<f32>(&rows, (metric, level), vectors, &job);
+            let counts = [1, PREFILTERED_VECTORS];
+            for (level, vectors) in Level::all().into_iter().flat_map(|x| counts.map(|n| (x, n))) {
+                let filter = CostFilter::try_new::<f32>(&rows, metric, level, vectors, &job);
                 let filter = filter.unwrap().unwrap();
                 let (vectors, block) = (filter.vectors::<f32>(&chosen), 1);
                 // The first of the block cost as much as one of the vectors is away.
@@ -455,7 +463,8 @@ mod tests {
                 }
                 let mut found = std::collections::BTreeMap::new();
                 let mut scratch = FilterScratch::default();
-                filter.in_block((block, &starts, &costs), &vectors, &mut scratch, |near| {
+                let of = CostBlock { block, starts: &starts, costs: &costs };
+                filter.in_block(of, &vectors, &mut scratch, |near| {
                     assert!(found.insert((near.vector, near.row), near).is_none());
                 });
                 let (mut least, mut wide, mut most_far) = (0, 0, 0.0f64);

@@ -20,7 +20,7 @@ use self::bound_list::{BoundList, LENGTH};
 use self::scan::{CandidateScan, TOGETHER};
 use super::quantized_centroids::{Measure, QuantizedCentroids};
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
-use crate::device::cpu::exact;
+use crate::device::cpu::{exact, plan};
 
 use crate::device::cpu::quantize::base::QuantizedBase;
 use crate::device::cpu::quantize::quantized_rows::QuantizedRows;
@@ -34,24 +34,6 @@ use crate::rows::Rows;
 /// Rows of a task.
 const BLOCK: usize = 512;
 
-/// `(dim, k)` up to which comparing rows with all centroids is as fast as keeping lists. AVX-512 and [Hamerly's
-/// bounds](super::hamerly) extend the range.
-const FEW: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 48)];
-const FEW_WITH_AVX512: (usize, usize) = (256, 128);
-const FEW_WITH_HAMERLY: (usize, usize) = (32, 1024);
-
-/// Whether `dim` and `k` are small enough that lists of bounds do not pay.
-pub(in crate::device::cpu) fn is_small(
-    (metric, level): (Metric, Level),
-    dim: usize,
-    k: usize,
-) -> bool {
-    let with_hamerly = (metric == Metric::SqEuclidean).then_some(FEW_WITH_HAMERLY);
-    let mut few =
-        FEW.into_iter().chain(level.has_avx512().then_some(FEW_WITH_AVX512)).chain(with_hamerly);
-    few.any(|(most_dim, most)| dim <= most_dim && k <= most)
-}
-
 /// With more dimensions, sums overflow 32 bits.
 pub(super) const MOST_DIM: usize = 1 << 15;
 
@@ -62,10 +44,6 @@ const MOST_FOUND: usize = 1 << 19;
 /// and its least and largest value.
 const FIRST_MARGIN: f64 = 0.1;
 const MARGINS: (f64, f64) = (0.005, 1.0);
-
-/// Bounds are given up after a round that computes more than `rows · (k / ONE_COMPUTED_IN + FREE)` pairs.
-const ONE_COMPUTED_IN: usize = 8;
-const FREE: usize = 4;
 
 /// See the [module](self).
 pub(in crate::device::cpu) struct Drake<T> {
@@ -110,7 +88,7 @@ struct ListScratch {
 
 /// The work done for some rows.
 #[derive(Default, Clone, Copy)]
-struct Done {
+struct ListWork {
     scanned: usize,
     computed: usize,
     /// Centroids found within the radius of the rows that were scanned.
@@ -123,11 +101,7 @@ impl<T: SimdReal> Drake<T> {
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled).
-    pub fn try_new(
-        rows: &Rows,
-        (metric, level): (Metric, Level),
-        job: &Job,
-    ) -> Result<Option<Self>> {
+    pub fn try_new(rows: &Rows, metric: Metric, level: Level, job: &Job) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
         if dim > MOST_DIM || metric.sum() == Sum::Absolute {
             return Ok(None);
@@ -137,7 +111,7 @@ impl<T: SimdReal> Drake<T> {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };
-        let Some(measure) = Measure::new(values, dim, (metric, level), job)? else {
+        let Some(measure) = Measure::new(values, dim, metric, level, job)? else {
             return Ok(None);
         };
         reserved.shrink_to(rows.len() * size_of::<BoundList>());
@@ -162,8 +136,9 @@ impl<T: SimdReal> Drake<T> {
         &self,
         centroids: &QuantizedCentroids<'_, T, QuantizedBase>,
         block: &mut DrakeBlock<'_, T>,
-        (has_labels, scratch): (bool, &mut ListScratch),
-    ) -> Done {
+        has_labels: bool,
+        scratch: &mut ListScratch,
+    ) -> ListWork {
         let ListScratch { scan, pairs, uncertain, scanned } = scratch;
         scanned.clear();
         if has_labels {
@@ -183,11 +158,11 @@ impl<T: SimdReal> Drake<T> {
             scanned.extend(0..block.labels.len() as u32);
         }
         let own = if has_labels { uncertain.len() } else { 0 };
-        let mut done = Done { scanned: scanned.len(), computed: own + pairs.len(), found: 0 };
+        let mut done = ListWork { scanned: scanned.len(), computed: own + pairs.len(), found: 0 };
         self.compute(centroids, block, pairs, false);
         let together = (MOST_FOUND / centroids.moved.len()).clamp(1, TOGETHER);
         for some in scanned.chunks(together) {
-            let found = self.scan(centroids, block, (some, has_labels), (scan, pairs));
+            let found = self.scan(centroids, block, some, has_labels, scan, pairs);
             done.computed += found.computed;
             done.found += found.found;
         }
@@ -223,10 +198,12 @@ impl<T: SimdReal> Drake<T> {
         &self,
         centroids: &QuantizedCentroids<'_, T, QuantizedBase>,
         block: &mut DrakeBlock<'_, T>,
-        (rows, has_labels): (&[u32], bool),
-        (scan, pairs): (&mut CandidateScan, &mut Vec<(u32, u32)>),
-    ) -> Done {
-        let mut done = Done::default();
+        rows: &[u32],
+        has_labels: bool,
+        scan: &mut CandidateScan,
+        pairs: &mut Vec<(u32, u32)>,
+    ) -> ListWork {
+        let mut done = ListWork::default();
         let reach = |row: u32| match has_labels {
             true => {
                 let own = f64::from(centroids.bound(block.lists[row as usize].own()));
@@ -234,8 +211,8 @@ impl<T: SimdReal> Drake<T> {
             }
             false => f64::INFINITY,
         };
-        let asked = rows.iter().map(|row| (block.first + *row as usize, reach(*row)));
-        scan.run(&centroids.rounded, (&self.rounded, asked), centroids.unit);
+        let queries = rows.iter().map(|row| (block.first + *row as usize, reach(*row)));
+        scan.run(&centroids.rounded, &self.rounded, queries, centroids.unit);
         if !has_labels {
             for (row, (_, _, best)) in rows.iter().zip(scan.found()) {
                 block.labels[*row as usize] = best;
@@ -294,12 +271,11 @@ impl<T: SimdReal> Drake<T> {
     }
 
     /// Adapts the margin, so that the next lists hold about [`LENGTH`] centroids.
-    fn adapt(&mut self, done: Done) {
+    fn adapt(&mut self, done: ListWork) {
         let (least, most) = MARGINS;
         if done.scanned > 0 {
             let found = done.found as f64 / done.scanned as f64;
-            let wanted = LENGTH as f64;
-            let factor = (wanted / found.max(1.0)).sqrt().clamp(0.5, 1.5);
+            let factor = (LENGTH as f64 / found.max(1.0)).sqrt().clamp(0.5, 1.5);
             self.margin = (self.margin * factor).clamp(least, most);
         }
     }
@@ -323,7 +299,7 @@ impl<T: SimdReal> Assigner for Drake<T> {
         let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
             return Ok(None);
         };
-        let rounded = match self.measure.quantized((centroids, values), job) {
+        let rounded = match self.measure.quantized(centroids, values, job) {
             Err(Error::HostMemory { .. }) => {
                 self.give_up();
                 return Ok(None);
@@ -337,7 +313,7 @@ impl<T: SimdReal> Assigner for Drake<T> {
         // A round that is cut short leaves no bounds.
         let before = std::mem::take(&mut self.before);
         let Some(rounded) = rounded else { return Ok(None) };
-        let rounded = self.measure.centroids((values, rounded), &before);
+        let rounded = self.measure.centroids(values, rounded, &before);
         labels.resize(self.rows.len(), 0);
         let mut lists = std::mem::take(&mut self.lists);
         let blocks = labels.par_chunks_mut(BLOCK).zip(lists.par_chunks_mut(BLOCK)).enumerate();
@@ -348,7 +324,7 @@ impl<T: SimdReal> Assigner for Drake<T> {
             let mut before = [0; BLOCK];
             before[..count].copy_from_slice(labels);
             let mut block = DrakeBlock { first, labels, costs, lists };
-            let done = self.block(&rounded, &mut block, (has_labels, scratch));
+            let done = self.block(&rounded, &mut block, has_labels, scratch);
             let rows = (first as u32..).zip(before.into_iter().zip(block.labels.iter()));
             let moved = rows.filter(|(_, (before, now))| has_labels && before != *now);
             let moved: Vec<Moved> = moved.map(|(row, (before, _))| (row, before)).collect();
@@ -356,8 +332,8 @@ impl<T: SimdReal> Assigner for Drake<T> {
         };
         let done: Result<Vec<_>> = blocks.map_init(ListScratch::default, assign).collect();
         self.lists = lists;
-        let (done, moved): (Vec<Done>, Vec<_>) = done?.into_iter().unzip();
-        let done = done.into_iter().fold(Done::default(), |all, done| Done {
+        let (done, moved): (Vec<ListWork>, Vec<_>) = done?.into_iter().unzip();
+        let done = done.into_iter().fold(ListWork::default(), |all, done| ListWork {
             scanned: all.scanned + done.scanned,
             computed: all.computed + done.computed,
             found: all.found + done.found,
@@ -367,7 +343,7 @@ impl<T: SimdReal> Assigner for Drake<T> {
         if has_labels {
             self.adapt(done);
         }
-        if done.computed > self.rows.len() * (k / ONE_COMPUTED_IN + FREE) {
+        if !plan::bounds_pay(done.computed, self.rows.len(), k) {
             self.give_up();
         }
         let (pairs, rechecked) = (done.computed + done.scanned * k, done.computed);
@@ -377,12 +353,12 @@ impl<T: SimdReal> Assigner for Drake<T> {
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
         let Measure { metric, level, .. } = self.measure;
-        distances::<T>((&self.rows, centroids), labels, (metric, level), job)
+        distances::<T>(&self.rows, centroids, labels, metric, level, job)
     }
 
     fn undecided(&self, centroids: &Rows, labels: &[u32]) -> Option<Vec<u32>> {
         let values = centroids.reals::<T>().filter(|_| !self.is_given_up)?;
-        let centroids = self.measure.centroids((values, ()), &[]);
+        let centroids = self.measure.centroids(values, (), &[]);
         let lists = (0..).zip(self.lists.iter().zip(labels));
         let others = lists.map(|(row, (list, own))| (row, list.own(), list.others(*own)));
         let near = others.filter(|(_, own, others)| centroids.bound(*own) >= *others);
@@ -392,9 +368,11 @@ impl<T: SimdReal> Assigner for Drake<T> {
 
 /// The distance of every row from the centroid of its label.
 pub(super) fn distances<T: SimdReal>(
-    (rows, centroids): (&Rows, &Rows),
+    rows: &Rows,
+    centroids: &Rows,
     labels: &[u32],
-    (metric, level): (Metric, Level),
+    metric: Metric,
+    level: Level,
     job: &Job,
 ) -> Result<Distances> {
     let (queries, base) = (rows.reals().unwrap_or_default(), centroids.reals::<T>());

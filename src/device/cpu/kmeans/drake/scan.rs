@@ -36,7 +36,8 @@ impl CandidateScan {
     pub fn run(
         &mut self,
         centroids: &QuantizedBase,
-        (all_rows, rows): (&QuantizedRows, impl Iterator<Item = (usize, f64)>),
+        all_rows: &QuantizedRows,
+        rows: impl Iterator<Item = (usize, f64)>,
         unit: f64,
     ) {
         let Self { words, queries, reach, found, best, .. } = self;

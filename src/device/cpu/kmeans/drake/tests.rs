@@ -90,7 +90,7 @@ fn moves<T: SimdReal>(centroids: &mut [T], rows: &[T], dim: usize, random: &mut 
     centroids.copy_within(from * dim..(from + 1) * dim, to * dim);
 }
 
-fn check<T: SimdReal>(kind: usize, (count, k, dim): (usize, usize, usize)) {
+fn check<T: SimdReal>(kind: usize, count: usize, k: usize, dim: usize) {
     let (mut random, job) = (Random::new(kind as u64), Job::default());
     let metric = metric_of(kind);
     let values = of_kind::<T>(kind, count, dim, &mut random);
@@ -101,24 +101,22 @@ fn check<T: SimdReal>(kind: usize, (count, k, dim): (usize, usize, usize)) {
         start[..dim].fill(T::from_f64(1e3));
     }
     for level in Level::all() {
-        let of = (metric, level);
-        let rounds = Drake::<T>::try_new(&rows, of, &job).unwrap();
+        let rounds = Drake::<T>::try_new(&rows, metric, level, &job).unwrap();
         let mut rounds = rounds.expect("rows that suit");
         let text = format!("lists, kind {kind}, {level:?}");
-        let [answered, cheap, _] = follow(&mut rounds, metric, (&values, &start, dim), &text);
+        let [answered, cheap, _] = follow(&mut rounds, metric, &values, &start, dim, &text);
         // Kind 1: centroids go from cluster to cluster. Kind 3: one row far away leaves only zeros to the rest. Kind
         // 9: one centroid far away leaves only zeros to itself.
         let is_hard = matches!(kind, 1 | 3 | 9 | 10 | 11);
         assert!(is_hard || answered > 9 && cheap > 3, "{text}: {answered}, {cheap}");
-        let mut bounds = Elkan::<T>::try_new(&rows, k, of, &job).unwrap().expect("rows that suit");
+        let bounds = Elkan::<T>::try_new(&rows, k, metric, level, &job).unwrap();
+        let mut bounds = bounds.expect("rows that suit");
         let text = format!("bounds, kind {kind}, {level:?}");
-        let [answered, cheap, _] = follow(&mut bounds, metric, (&values, &start, dim), &text);
+        let [answered, cheap, _] = follow(&mut bounds, metric, &values, &start, dim, &text);
         assert!(is_hard || answered > 9 && cheap > 3, "{text}: {answered}, {cheap}");
-        if let Some(mut hamerly) =
-            Hamerly::<T>::try_new(&rows_of(&values, dim), k, of, &job).unwrap()
-        {
+        if let Some(mut hamerly) = Hamerly::<T>::try_new(&rows, k, metric, level, &job).unwrap() {
             let text = format!("hamerly, kind {kind}, {level:?}");
-            let [answered, cheap, _] = follow(&mut hamerly, metric, (&values, &start, dim), &text);
+            let [answered, cheap, _] = follow(&mut hamerly, metric, &values, &start, dim, &text);
             // Many of few values are equally near to two.
             let is_hard = is_hard || kind == 7;
             assert!(answered == ROUNDS && (is_hard || cheap > 3), "{text}: {answered}, {cheap}");
@@ -131,25 +129,26 @@ const ROUNDS: usize = 12;
 fn hamerly<T: SimdReal>(
     rows: &Rows,
     k: usize,
-    of: (Metric, Level),
+    metric: Metric,
+    level: Level,
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
-    Ok(Hamerly::<T>::try_new(rows, k, of, job)?.map(|hamerly| Box::new(hamerly) as _))
+    Ok(Hamerly::<T>::try_new(rows, k, metric, level, job)?.map(|hamerly| Box::new(hamerly) as _))
 }
 
 /// The same for few centroids.
-fn check_few<T: SimdReal>(kind: usize, (count, k, dim): (usize, usize, usize)) {
+fn check_few<T: SimdReal>(kind: usize, count: usize, k: usize, dim: usize) {
     let (mut random, job) = (Random::new(kind as u64), Job::default());
     let values = of_kind::<T>(kind, count, dim, &mut random);
     let metric = metric_of(kind);
     for level in Level::all() {
         let rows = rows_of(&values, dim);
         let exhaustive =
-            Exhaustive::<T>::try_new(&rows, (metric, level), hamerly::<T>, &job).unwrap();
+            Exhaustive::<T>::try_new(&rows, metric, level, hamerly::<T>, &job).unwrap();
         let mut exhaustive = exhaustive.expect("rows that suit");
         let text = format!("exhaustive, kind {kind}, {count} x {dim}, {k}, {level:?}");
         let start = &values[..k * dim];
-        let [answered, _, decided] = follow(&mut exhaustive, metric, (&values, start, dim), &text);
+        let [answered, _, decided] = follow(&mut exhaustive, metric, &values, start, dim, &text);
         // A centroid may be the row far away, squares may overflow, many of few values are equally near to two, and so
         // are many to two centroids that are all but equal, from which directions have nowhere else to go.
         let is_hard = matches!(kind, 3 | 7 | 8 | 10 | 11);
@@ -162,7 +161,9 @@ fn check_few<T: SimdReal>(kind: usize, (count, k, dim): (usize, usize, usize)) {
 fn follow<T: SimdReal>(
     assigner: &mut dyn Assigner,
     metric: Metric,
-    (values, start, dim): (&[T], &[T], usize),
+    values: &[T],
+    start: &[T],
+    dim: usize,
     text: &str,
 ) -> [usize; 3] {
     let (mut random, job, pairs) = (Random::new(9), Job::default(), values.len() * start.len());
@@ -198,8 +199,8 @@ fn follow<T: SimdReal>(
 #[test]
 fn every_round_gives_the_nearest_centroids_by_definition() {
     for kind in 0..KINDS {
-        check::<f32>(kind, (900, 70, 20));
-        check::<f64>(kind, (600, 150, 7));
+        check::<f32>(kind, 900, 70, 20);
+        check::<f64>(kind, 600, 150, 7);
     }
 }
 
@@ -207,8 +208,8 @@ fn every_round_gives_the_nearest_centroids_by_definition() {
 fn every_round_of_few_gives_the_nearest_centroids_by_definition() {
     for kind in 0..KINDS {
         for (count, k, dim) in [(900, 7, 20), (5000, 32, 3), (33, 1, 32), (4096, 2, 1)] {
-            check_few::<f32>(kind, (count, k, dim));
-            check_few::<f64>(kind, (count, k, dim));
+            check_few::<f32>(kind, count, k, dim);
+            check_few::<f64>(kind, count, k, dim);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A plan from a sample of rows: whether products of 16-bit codes pay, and how many directions are enough.
+//! The projection of rows for products of 16-bit codes, from a sample: whether it pays, and on how many directions.
 
 use std::ops::Range;
 
@@ -6,19 +6,13 @@ use rayon::prelude::*;
 
 use super::principal_directions::PrincipalDirections;
 use super::values::Values;
+use crate::device::cpu::plan::{self, DIRECTIONS, Dbscan};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::Result;
 use crate::job::Job;
-use crate::metric::Sum;
 
-/// Fewer rows are compared directly, …
-const LEAST_ROWS: usize = 256;
-/// … and so are rows of fewer than `LEAST_DIM` dimensions, and of more than `MOST_DIM`, where bounds are loose.
-const LEAST_DIM: usize = 32;
-const MOST_DIM: usize = 1 << 14;
-
-/// Fewer rows are not worth finding directions for.
-const LEAST_PROJECTED: usize = 2048;
+/// Rows of a task.
+const TASK: usize = 256;
 
 /// Rows of the sample that gives the directions, those of them that are compared with each other, and the least rows
 /// of a sample.
@@ -30,14 +24,6 @@ const MOST_NUMBERS: usize = 1 << 20;
 
 /// Directions are tried in steps of this many.
 const STEP: usize = 16;
-const MOST_DIRECTIONS: usize = 128;
-
-/// Cost model: the time of one dimension in an f64 sum, and in f32 sums with 64 rows at once, in multiples of that in
-/// products of 16-bit codes.
-const OF_SUM: f64 = 50.0;
-const OF_TILES: f64 = 2.0;
-/// The same for the product of a row and a direction.
-const OF_PROJECTION: f64 = 2.0;
 
 /// Rows longer than this, scaled, have no projections.
 pub(super) const FARTHEST: f64 = 1e3;
@@ -46,8 +32,8 @@ pub(super) const FARTHEST: f64 = 1e3;
 const FAR_SHARE: f64 = 0.001;
 const FAR: f64 = 4.0;
 
-/// The layout of rows for products of 16-bit codes.
-pub(super) struct Plan {
+/// A map of rows to the numbers whose products are formed.
+pub(super) struct Projection {
     /// The centre, which is subtracted from every row, and the factor that multiplies the difference.
     centre: Vec<f64>,
     scale: f64,
@@ -59,18 +45,17 @@ pub(super) struct Plan {
     pub leading: Option<PrincipalDirections>,
 }
 
-impl Plan {
+impl Projection {
     /// `None` if direct sums are faster or bounds impossible.
     pub fn new<T: SimdReal>(values: &Values<'_, T>, job: &Job) -> Result<Option<Self>> {
         let (rows, dim) = (values.rows(), values.dim);
-        let suits = rows >= LEAST_ROWS && (LEAST_DIM..=MOST_DIM).contains(&dim);
-        let has_product = matches!(values.within.metric().sum(), Sum::Squares | Sum::Products);
-        let have_directions = || values.directions().iter().all(|of| of.inverse.is_finite());
-        if !suits || !has_product || !have_directions() {
+        let strategy = plan::dbscan(values.within.metric(), rows, dim);
+        let Dbscan::Sampled { directions } = strategy else { return Ok(None) };
+        if !values.directions().iter().all(|of| of.inverse.is_finite()) {
             return Ok(None);
         }
         let sampled = (MOST_NUMBERS / dim).clamp(64, SAMPLED);
-        let in_sample = (sampled + COMPARED + MOST_DIRECTIONS) * dim + sampled * MOST_DIRECTIONS;
+        let in_sample = (sampled + COMPARED + DIRECTIONS) * dim + sampled * DIRECTIONS;
         let bytes = rows * size_of::<f64>() + in_sample * size_of::<f32>();
         let _reserved = job.reserve("a sample of rows", bytes)?;
         let sample: Vec<usize> = (0..rows).step_by(rows.div_ceil(sampled)).collect();
@@ -81,26 +66,26 @@ impl Plan {
                 *mean += values.coordinate(*row, i) * share;
             });
         }
-        let mut plan = Self {
+        let mut projection = Self {
             centre,
             scale: 1.0,
             longest: 1.0,
             reach: values.within.bounds_of_boxes(dim).0,
             leading: None,
         };
-        let (radius, longest) = plan.lengths(values, job)?;
-        plan.scale = 1.0 / radius;
-        plan.longest = longest * plan.scale;
-        plan.reach *= plan.scale * plan.scale * (1.0 + 1e-9);
+        let (radius, longest) = projection.lengths(values, job)?;
+        projection.scale = 1.0 / radius;
+        projection.longest = longest * projection.scale;
+        projection.reach *= projection.scale * projection.scale * (1.0 + 1e-9);
         // Squares far from over- and underflow; not all rows within eps of each other.
-        if !(1e-100..1e100).contains(&radius) || plan.reach > 4.0 {
+        if !(1e-100..1e100).contains(&radius) || projection.reach > 4.0 {
             return Ok(None);
         }
         job.check()?;
         let (mut rows_of, mut squares) = (Vec::with_capacity(sample.len() * dim), Vec::new());
         let mut scaled = vec![0.0; dim];
         for row in sample {
-            let square = plan.scale(values, row, &mut scaled);
+            let square = projection.scale(values, row, &mut scaled);
             if square <= 1.0 {
                 rows_of.extend_from_slice(&scaled);
                 squares.push(square);
@@ -109,12 +94,12 @@ impl Plan {
         job.check()?;
         // If nearly all rows of the sample are far from the rest, it tells nothing.
         let is_enough = squares.len() >= LEAST_SAMPLE;
-        Ok(if is_enough { plan.choose(&rows_of, &squares, rows) } else { None })
+        Ok(if is_enough { projection.choose(&rows_of, &squares, rows, directions) } else { None })
     }
 
     /// The length of the longest row that is not far from all others, and of the longest.
     fn lengths<T: SimdReal>(&self, values: &Values<'_, T>, job: &Job) -> Result<(f64, f64)> {
-        let each = (0..values.rows()).into_par_iter().with_min_len(LEAST_ROWS);
+        let each = (0..values.rows()).into_par_iter().with_min_len(TASK);
         let square = |row| {
             let apart = self.centre.iter().enumerate();
             let apart = apart.map(|(i, centre)| values.coordinate(row, i) - centre);
@@ -177,12 +162,11 @@ impl Plan {
         square
     }
 
-    /// Chooses the number of directions of the least cost, from a sample and its squared lengths.
-    fn choose(mut self, sample: &[f32], squares: &[f64], rows: usize) -> Option<Self> {
+    /// Chooses the number of directions of the least cost, up to `most`, from a sample and its squared lengths.
+    fn choose(mut self, sample: &[f32], squares: &[f64], rows: usize, most: usize) -> Option<Self> {
         let dim = self.centre.len();
         // A sample says little about more directions than half of its rows.
-        let most = MOST_DIRECTIONS.min(dim / 2).min(squares.len() / 2);
-        let most = if rows < LEAST_PROJECTED { 0 } else { most };
+        let most = most.min(squares.len() / 2);
         let leading = PrincipalDirections::of(sample, dim, most);
         let step = squares.len().div_ceil(COMPARED).max(1);
         let squares: Vec<f64> = squares.iter().step_by(step).copied().collect();
@@ -193,18 +177,17 @@ impl Plan {
         let exactly =
             share(&ProjectionBounds::new(&sample, dim, &squares).apart_in(dim), self.reach);
         let mut bounds = ProjectionBounds::new(&projected, leading.count(), &squares);
-        let dims = dim as f64;
-        let cost = |products: f64, passing: f64| products + passing * OF_SUM * dims;
-        let mut best = (cost(dims, exactly), None);
+        let mut best = (plan::filter_cost(dim, dim as f64, exactly), None);
         for count in (STEP..=leading.count()).step_by(STEP) {
-            let projecting = OF_PROJECTION * dims * count as f64 / rows as f64;
-            let cost = cost(count as f64 + projecting, share(&bounds.apart_in(count), self.reach));
+            let products = count as f64 + plan::projection_cost(dim, count, rows);
+            let passing = share(&bounds.apart_in(count), self.reach);
+            let cost = plan::filter_cost(dim, products, passing);
             if cost < best.0 {
                 best = (cost, Some(count));
             }
         }
         self.leading = best.1.map(|count| leading.first(count));
-        (best.0 <= OF_TILES * dims).then_some(self)
+        plan::filter_pays(best.0, dim).then_some(self)
     }
 }
 
