@@ -51,7 +51,7 @@ mod sealed {
 
 /// A device: the primitives of every family of functions.
 pub trait Device:
-    SearchDevice + HashingDevice + KMeansDevice + DbscanDevice + sealed::Sealed
+    SearchDevice + HashingDevice + KMeansDevice + DbscanDevice + Host + sealed::Sealed
 {
     /// A description of the device.
     fn info(&self) -> DeviceInfo;
@@ -61,6 +61,17 @@ pub trait Device:
         0
     }
 }
+
+/// A device beside a host, which computes some of its results.
+pub trait Host {
+    /// The CPU that computes them: the device itself, or that of this machine.
+    fn host(&self) -> CpuDevice {
+        CpuDevice::new()
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Host for CudaDevice {}
 
 /// A description of a device, for users.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use crate::device::contract::{
     Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
     Labels, Moved, QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
 };
-use crate::device::cpu::kmeans::cluster_sums;
+use crate::device::cpu::CpuDevice;
+use crate::device::cpu::kmeans::cluster_sums::{self, NewLabels};
 use crate::device::{ClusterSums, Device};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Progress, Reserved};
@@ -352,7 +353,8 @@ impl<T: Real> Problem<'_, T> {
             let of_round = self.assign((search, held.as_deref_mut()), job)?;
             job.enter(Phase::Update);
             let stop;
-            (moved, stop) = self.update(of_round.as_deref(), search.metric, job)?;
+            (moved, stop) =
+                self.update(of_round.as_deref(), search.metric, search.device.host(), job)?;
             job.rounds(|| self.progress(moved, search.metric));
             if let Some(stop) = stop {
                 return Ok(RoundsRun { rounds: round, moved, stop });
@@ -379,13 +381,14 @@ impl<T: Real> Problem<'_, T> {
         &mut self,
         moved: Option<&[Moved]>,
         metric: Metric,
+        host: CpuDevice,
         job: &Job,
     ) -> Result<(usize, Option<StopReason>)> {
         let (rows, weights, dim) = (self.rows.clone(), self.weights, self.rows.matrix().dim());
         let (tolerance, unit) = (self.given.tolerance, self.given.unit);
         let state = self.state_mut()?;
         let labels = &state.clusters.as_ref().ok_or_else(not_started)?.labels;
-        cluster_sums::move_rows(&rows, weights, (moved, labels), &mut state.sums, job)?;
+        host.move_rows(&rows, weights, NewLabels { labels, moved }, &mut state.sums, job)?;
         reserve_wide(&state.sums, &mut state.of_wide, job)?;
         let mut has_changed = vec![moved.is_none(); state.sums.clusters()];
         for (row, before) in moved.unwrap_or_default() {

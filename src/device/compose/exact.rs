@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::error_bounds::{ErrorBounds, RowStats};
 use super::search::StreamedSearch;
+use crate::device::Host;
 use crate::device::contract::{
     Definition, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice,
     Work,
@@ -65,7 +66,7 @@ struct ExactLists {
     open: Vec<u32>,
 }
 
-impl<D: SearchDevice> ExactSearch<D> {
+impl<D: SearchDevice + Host> ExactSearch<D> {
     /// Uploads the base, as [searched](Rows::searched) under this metric, to the device, if it
     /// fits.
     ///
@@ -137,7 +138,7 @@ impl<D: SearchDevice> ExactSearch<D> {
         if is_whole || neighbors.last.is_empty() {
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
-        let pairs = ExactPairs::new(self.metric, queries, self.base());
+        let pairs = self.exact_pairs(queries);
         let longest = self.error_bounds.needs_lengths().then(|| self.stats().longest);
         let (k, last, distances) = (neighbors.per_query, &neighbors.last, &neighbors.distances);
         let tasks = (0..last.len()).step_by(CERTIFIED_TOGETHER).collect();
@@ -171,6 +172,10 @@ impl<D: SearchDevice> ExactSearch<D> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let others = self.base().len() - itself;
         self.refine(queries, found, (self.k.min(others), others), &self.error_bounds, job)
+    }
+
+    fn exact_pairs<'a>(&'a self, queries: &'a Rows) -> ExactPairs<'a> {
+        self.search.device.host().exact_pairs(self.metric, queries, self.base())
     }
 
     fn base(&self) -> &Rows {
@@ -234,7 +239,7 @@ impl<D: SearchDevice> ExactSearch<D> {
     ) -> Result<ExactLists> {
         let Neighbors { per_query: listed, mut rows, distances: sums, mut work, .. } = found;
         let mut distances: Vec<f64> = zeros(rows.len());
-        let pairs = ExactPairs::new(self.metric, queries, self.base());
+        let pairs = self.exact_pairs(queries);
         let longest = error_bounds.needs_lengths().then(|| self.stats().longest);
         let lists = rows.chunks_mut(TASK * listed).zip(distances.chunks_mut(TASK * listed));
         let open = in_parallel(lists.enumerate().collect(), |(task, (rows, distances))| {
@@ -243,7 +248,7 @@ impl<D: SearchDevice> ExactSearch<D> {
             let lists = rows.chunks_exact_mut(listed).zip(distances.chunks_exact_mut(listed));
             for (query, (rows, distances)) in (task * TASK..).zip(lists) {
                 let count = rows.iter().rposition(|row| *row != NO_ROW).map_or(0, |last| last + 1);
-                pairs.compute((query, &rows[..count]), &mut distances[..count], &mut buffer);
+                pairs.compute(query, &rows[..count], &mut distances[..count], &mut buffer);
                 sort(&mut rows[..count], &mut distances[..count], &mut own);
                 let lengths = longest.map_or(0.0, |longest| longest * pairs.length(query));
                 let last = sums.at(query * listed + listed - 1);
@@ -372,7 +377,7 @@ impl<D: SearchDevice> ExactSearch<D> {
 
     /// An exhaustive search by exact distance.
     fn search_all(&self, queries: &Rows, k: usize, job: &Job) -> Result<Neighbors> {
-        let pairs = ExactPairs::new(self.metric, queries, self.base());
+        let pairs = self.exact_pairs(queries);
         let (mut rows, mut distances) = (Vec::new(), Vec::new());
         for query in 0..queries.len() {
             let parts: Vec<u32> = (0..self.base().len() as u32).step_by(ROWS_TOGETHER).collect();
@@ -381,7 +386,7 @@ impl<D: SearchDevice> ExactSearch<D> {
                 let end = self.base().len().min(first as usize + ROWS_TOGETHER);
                 let mut rows: Vec<u32> = (first..end as u32).collect();
                 let (mut distances, mut own) = (vec![0.0; rows.len()], Vec::new());
-                pairs.compute((query, &rows), &mut distances, &mut Vec::new());
+                pairs.compute(query, &rows, &mut distances, &mut Vec::new());
                 sort(&mut rows, &mut distances, &mut own);
                 own.truncate(k);
                 Ok(own)
@@ -484,6 +489,8 @@ mod tests {
     /// Lists, and for exact lists their queries, base and definition.
     type Lists = (<CpuDevice as SearchDevice>::Lists, Option<(Rows, Rows, Definition)>);
 
+    impl Host for Measuring {}
+
     impl SearchDevice for Measuring {
         type Rows = (Searched, Rows);
         type Lists = Lists;
@@ -542,7 +549,7 @@ mod tests {
         fn download(&self, (lists, of): Lists, job: &Job) -> Result<Neighbors> {
             let found = self.cpu.download(lists, job)?;
             let Some((queries, base, Definition { metric, k })) = of else { return Ok(found) };
-            let pairs = ExactPairs::new(metric, &queries, &base);
+            let pairs = self.cpu.exact_pairs(metric, &queries, &base);
             let k = k.min(found.per_query);
             let mut exact = Neighbors::new(k, Vec::new(), Distances::F64(Vec::new()), found.work);
             for (query, list) in found.rows.chunks(found.per_query).enumerate() {
@@ -551,7 +558,7 @@ mod tests {
                 let last = found.distances.at((query + 1) * found.per_query - 1) as f32;
                 exact.last.push(if rows.len() < list.len() { f32::NAN } else { last });
                 let mut distances = vec![0.0; rows.len()];
-                pairs.compute((query, &rows), &mut distances, &mut Vec::new());
+                pairs.compute(query, &rows, &mut distances, &mut Vec::new());
                 sort(&mut rows, &mut distances, &mut Vec::new());
                 exact.rows.extend(&rows[..k]);
                 exact.distances.extend(Distances::F64(distances[..k].to_vec()));
@@ -578,7 +585,7 @@ mod tests {
         Rows::all(Arc::new(Matrix::new(Elements::F32(values), count, 5)))
     }
 
-    fn neighbors<D: SearchDevice>(
+    fn neighbors<D: SearchDevice + Host>(
         device: &Arc<D>,
         (base, queries): (&Rows, &Rows),
         query_rows: QueryRows,

@@ -8,7 +8,7 @@ use super::error_bounds::ErrorBounds;
 use super::exact::ExactSearch;
 use crate::device::Device;
 use crate::device::contract::{Labels, QueryRows, Work};
-use crate::device::cpu::ExactPairs;
+use crate::device::cpu::CpuDevice;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Elements, Matrix};
@@ -82,7 +82,7 @@ impl NearestCentroids {
                     work += found.work;
                     found.rows
                 }
-                None => all_compared((&some, &centroids), metric, job)?,
+                None => all_compared(device.host(), (&some, &centroids), metric, job)?,
             };
             match numbers {
                 Some(numbers) => {
@@ -92,7 +92,7 @@ impl NearestCentroids {
                 None => labels[places].copy_from_slice(&nearest),
             }
         }
-        let distances = distances((rows, &centroids), metric, &labels, job)?;
+        let distances = distances(device.host(), (rows, &centroids), metric, &labels, job)?;
         Ok(Self { labels, distances, work })
     }
 }
@@ -131,15 +131,20 @@ fn list_bytes(metric: Metric, centroids: &Rows) -> usize {
 }
 
 /// The nearest centroid of each row, by the exact distances of all pairs.
-fn all_compared((rows, centroids): (&Rows, &Rows), metric: Metric, job: &Job) -> Result<Vec<u32>> {
-    let pairs = ExactPairs::new(metric, rows, centroids);
+fn all_compared(
+    host: CpuDevice,
+    (rows, centroids): (&Rows, &Rows),
+    metric: Metric,
+    job: &Job,
+) -> Result<Vec<u32>> {
+    let pairs = host.exact_pairs(metric, rows, centroids);
     let all: Vec<u32> = (0..centroids.len() as u32).collect();
     let tasks: Vec<usize> = (0..rows.len()).step_by(COMPARED).collect();
     let nearest = in_parallel(tasks, |first| {
         job.check()?;
         let (mut distances, mut buffer) = (vec![0.0; all.len()], Vec::new());
         let nearest = |row: usize| {
-            pairs.compute((row, &all), &mut distances, &mut buffer);
+            pairs.compute(row, &all, &mut distances, &mut buffer);
             let least = (0..).zip(&distances).min_by(|a: &(u32, _), b| f64::total_cmp(a.1, b.1));
             least.map_or(0, |(centroid, _)| centroid)
         };
@@ -150,12 +155,13 @@ fn all_compared((rows, centroids): (&Rows, &Rows), metric: Metric, job: &Job) ->
 
 /// The distance of each row from the centroid of its label.
 fn distances(
+    host: CpuDevice,
     (rows, centroids): (&Rows, &Rows),
     metric: Metric,
     labels: &[u32],
     job: &Job,
 ) -> Result<Vec<f64>> {
-    let pairs = ExactPairs::new(metric, rows, centroids);
+    let pairs = host.exact_pairs(metric, rows, centroids);
     let mut distances: Vec<f64> = zeros(labels.len());
     let tasks = distances.chunks_mut(TASK).zip(labels.chunks(TASK)).enumerate().collect();
     let done = in_parallel(tasks, |(task, (distances, labels)): (usize, (&mut [f64], &[u32]))| {
@@ -172,7 +178,6 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::device::cpu::CpuDevice;
     use crate::job::Budget;
     use crate::matrix::Real;
     use crate::random::Random;
@@ -205,7 +210,8 @@ mod tests {
         for metric in [Metric::L2, Metric::Cosine] {
             let rows = rows.averaged(metric, &Job::default()).unwrap();
             let (base, _) = compared(&centroids, metric, &Job::default()).unwrap();
-            let wanted = all_compared((&rows, &base), metric, &Job::default()).unwrap();
+            let wanted =
+                all_compared(CpuDevice::new(), (&rows, &base), metric, &Job::default()).unwrap();
             let odd = (1..count as u32).step_by(2).collect::<Vec<_>>();
             for undecided in [None, Some(odd)] {
                 // Decided rows are not compared again.

@@ -6,7 +6,7 @@ use crate::device::contract::{
     Components, DbscanDevice, DbscanInput, KMeansDevice, KMeansInput, KMeansProblem,
 };
 use crate::device::cpu::CpuDevice;
-use crate::device::cpu::kmeans::cluster_sums;
+use crate::device::cpu::kmeans::cluster_sums::NewLabels;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
@@ -47,7 +47,8 @@ pub fn sums_of(
     mut empty: ClusterSums,
     job: &Job,
 ) -> Result<ClusterSums> {
-    cluster_sums::move_rows(rows, weights, (None, labels), &mut empty, job)?;
+    let labels = NewLabels { labels, moved: None };
+    CpuDevice::new().move_rows(rows, weights, labels, &mut empty, job)?;
     Ok(empty)
 }
 

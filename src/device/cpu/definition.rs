@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::CpuDevice;
 use super::simd::level::{Level, WideSimd};
 use super::simd::ordered_sums::{OrderedSums, prefetch};
 use crate::matrix::{ElementKind, Real};
@@ -22,26 +23,35 @@ const LEAST_DIM: usize = 16;
 /// Queries and a base, as the definition reads them.
 pub struct ExactPairs<'a> {
     metric: Metric,
+    level: Level,
     queries: &'a Rows,
     base: &'a Rows,
 }
 
-impl<'a> ExactPairs<'a> {
-    /// Distances by this metric.
-    pub fn new(metric: Metric, queries: &'a Rows, base: &'a Rows) -> Self {
-        Self { metric, queries, base }
+impl CpuDevice {
+    /// The pairs of these rows, whose distances are by this metric.
+    pub fn exact_pairs<'a>(
+        self,
+        metric: Metric,
+        queries: &'a Rows,
+        base: &'a Rows,
+    ) -> ExactPairs<'a> {
+        ExactPairs { metric, level: self.level, queries, base }
     }
+}
 
+impl<'a> ExactPairs<'a> {
     /// The distances of a query and some base rows. The buffer is for its coordinates.
     pub fn compute(
         &self,
-        (query, rows): (usize, &[u32]),
+        query: usize,
+        rows: &[u32],
         distances: &mut [f64],
         buffer: &mut Vec<f64>,
     ) {
         match self.base.matrix().kind() {
-            ElementKind::F32 => self.numbers::<f32>((query, rows), distances, buffer),
-            ElementKind::F64 => self.numbers::<f64>((query, rows), distances, buffer),
+            ElementKind::F32 => self.numbers::<f32>(query, rows, distances, buffer),
+            ElementKind::F64 => self.numbers::<f64>(query, rows, distances, buffer),
             ElementKind::Bits | ElementKind::Sets => {
                 for (distance, row) in distances.iter_mut().zip(rows) {
                     *distance = self.discrete(query, *row as usize);
@@ -109,14 +119,15 @@ impl<'a> ExactPairs<'a> {
 
     fn numbers<T: Real>(
         &self,
-        (query, rows): (usize, &[u32]),
+        query: usize,
+        rows: &[u32],
         distances: &mut [f64],
         buffer: &mut Vec<f64>,
     ) {
         buffer.clear();
         buffer.extend(vector::<T>(self.queries, query).coordinates());
         if let Some(wide) = self.in_lanes() {
-            return self.numbers_in_lanes::<T>(wide, (buffer, rows), distances);
+            return self.numbers_in_lanes::<T>(wide, buffer, rows, distances);
         }
         if buffer.len() < LEAST_DIM {
             for (distance, row) in distances.iter_mut().zip(rows) {
@@ -144,13 +155,14 @@ impl<'a> ExactPairs<'a> {
     fn in_lanes(&self) -> Option<WideSimd> {
         let suits = self.metric.sum() != Sum::Absolute && self.metric != Metric::InnerProduct;
         let is_long = self.base.matrix().dim() >= LEAST_DIM;
-        if suits && is_long { Level::detect().wide() } else { None }
+        if suits && is_long { self.level.wide() } else { None }
     }
 
     fn numbers_in_lanes<T: Real>(
         &self,
         wide: WideSimd,
-        (query, rows): (&[f64], &[u32]),
+        query: &[f64],
+        rows: &[u32],
         distances: &mut [f64],
     ) {
         let mut next = rows.chunks(LANES).skip(1);

@@ -34,7 +34,7 @@ use super::contract::{
     Assigner, Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
     KMeansSession, KMeansShape, NearestInBuckets, SearchDevice, TableRows, TablesBuilt,
 };
-use super::{Device, DeviceInfo, sealed};
+use super::{Device, DeviceInfo, Host, sealed};
 use crate::error::{Error, Result};
 use crate::index::lsh::Hasher;
 use crate::job::Job;
@@ -44,7 +44,7 @@ use crate::random::Random;
 use crate::rows::Rows;
 
 /// The CPU of this machine, with as many threads as rayon's current pool has.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct CpuDevice {
     level: Level,
     /// Whether every search prefilters by 8- or 7-bit codes where it can, not only where an estimate says it pays.
@@ -79,6 +79,12 @@ impl Default for CpuDevice {
 }
 
 impl sealed::Sealed for CpuDevice {}
+
+impl Host for CpuDevice {
+    fn host(&self) -> CpuDevice {
+        *self
+    }
+}
 
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {

@@ -85,7 +85,7 @@ impl<D: Device> Reranker<D> {
         (rows, starts, sums): (&[u32], &[usize], &Distances),
     ) -> RefinedLists {
         let base = &self.base;
-        let pairs = ExactPairs::new(base.metric, queries, &base.rows);
+        let pairs = base.device.host().exact_pairs(base.metric, queries, &base.rows);
         let (mut refined, mut buffer) = (RefinedLists::default(), Vec::new());
         for query in some {
             let list = starts[query]..starts[query + 1];
@@ -113,7 +113,8 @@ impl<D: Device> Reranker<D> {
         some: &[u32],
         job: &Job,
     ) -> Result<PartialTopK> {
-        let pairs = ExactPairs::new(self.base.metric, queries, &self.base.rows);
+        let base = &self.base;
+        let pairs = base.device.host().exact_pairs(base.metric, queries, &base.rows);
         let part = job.part();
         let found = in_parallel(some.to_vec(), |query| {
             part.check()?;
@@ -165,7 +166,7 @@ fn nearest(
     buffer: &mut Vec<f64>,
 ) -> Vec<(f64, u32)> {
     let mut distances = vec![0.0; rows.len()];
-    pairs.compute((query, rows), &mut distances, buffer);
+    pairs.compute(query, rows, &mut distances, buffer);
     let mut all: Vec<_> = distances.into_iter().zip(rows.iter().copied()).collect();
     all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     all.truncate(k);

@@ -7,6 +7,7 @@ use super::box_pruning::BoxPruning;
 use super::space::Space;
 use super::tiles::LANES;
 use crate::device::contract::Within;
+use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::spatial_order::Coordinates;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
@@ -24,9 +25,9 @@ pub(super) struct BitSpace<'a> {
 }
 
 impl<'a> BitSpace<'a> {
-    pub fn new(rows: &'a Rows, within: Within) -> Self {
+    pub fn new(rows: &'a Rows, within: Within, level: Level) -> Self {
         let (words, width) = (rows.words().unwrap_or_default(), rows.matrix().width());
-        Self { words, width, within, tiled: Vec::new(), arch: pulp::Arch::new(), reserved: None }
+        Self { words, width, within, tiled: Vec::new(), arch: level.arch(), reserved: None }
     }
 
     #[inline(always)]

@@ -112,7 +112,7 @@ fn group(
         ..*input
     };
     match rows.matrix().kind() {
-        ElementKind::Bits => components(BitSpace::new(&rows, input.within), &own, job),
+        ElementKind::Bits => components(BitSpace::new(&rows, input.within, level), &own, job),
         ElementKind::F32 => of_numbers::<f32>(&own, level, job),
         ElementKind::F64 => of_numbers::<f64>(&own, level, job),
         ElementKind::Sets => Err(Error::InvalidArgument("dbscan: rows are sets".to_string())),
@@ -126,7 +126,7 @@ fn of_numbers<T: SimdReal>(input: &DbscanInput<'_>, level: Level, job: &Job) -> 
     let values = Values::new(values, input.rows.matrix().dim(), input.within, job)?;
     match ProjectedFilter::try_new(values, level, job)? {
         Ok(filter) => components(filter, input, job),
-        Err(values) => components(RealSpace::new(values), input, job),
+        Err(values) => components(RealSpace::new(values, level), input, job),
     }
 }
 

@@ -100,7 +100,7 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
             kept,
             squares,
             tile_dot: TileDot::new(level),
-            arch: pulp::Arch::new(),
+            arch: level.arch(),
             tiles: Vec::new(),
             starts: Vec::new(),
             least: Vec::new(),

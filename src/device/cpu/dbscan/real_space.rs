@@ -7,6 +7,7 @@ use super::space::Space;
 use super::tile_kernel::{BoxTileKernel, CertainBounds, RowTileKernel};
 use super::tiles::{LANES, lanes_of, lowest};
 use super::values::Values;
+use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::spatial_order::Coordinates;
 use crate::error::Result;
@@ -29,7 +30,7 @@ pub(super) struct RealSpace<'a, T> {
 }
 
 impl<'a, T: SimdReal> RealSpace<'a, T> {
-    pub fn new(values: Values<'a, T>) -> Self {
+    pub fn new(values: Values<'a, T>, level: Level) -> Self {
         let within = values.within;
         let is_narrow = T::MANTISSA == f32::MANTISSA;
         let limits = match is_narrow {
@@ -45,7 +46,7 @@ impl<'a, T: SimdReal> RealSpace<'a, T> {
             limits: CertainBounds(T::from_f64(limits.0), T::from_f64(limits.1)),
             tiled: Vec::new(),
             inverses: Vec::new(),
-            arch: pulp::Arch::new(),
+            arch: level.arch(),
             of_tiles: None,
         }
     }

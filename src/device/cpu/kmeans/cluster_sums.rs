@@ -6,6 +6,8 @@ use rayon::prelude::*;
 
 use crate::device::ClusterSums;
 use crate::device::contract::Moved;
+use crate::device::cpu::CpuDevice;
+use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::ordered_sums::prefetch;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result};
@@ -25,23 +27,35 @@ const AHEAD: usize = 16;
 const COMPARED: usize = 1 << 16;
 const SIDE_BY_SIDE: usize = 64;
 
-/// Moves rows from their old clusters to those of their labels; puts all rows into clusters if they were in none.
-///
-/// # Errors
-/// [`Cancelled`](crate::Error::Cancelled).
-pub(in crate::device) fn move_rows(
-    rows: &Rows,
-    weights: Option<&[f64]>,
-    labels: (Option<&[Moved]>, &[u32]),
-    sums: &mut ClusterSums,
-    job: &Job,
-) -> Result<()> {
-    if let Some(values) = rows.reals::<f32>() {
-        move_reals(values, rows.matrix().dim(), weights, labels, sums, job)
-    } else if let Some(values) = rows.reals::<f64>() {
-        move_reals(values, rows.matrix().dim(), weights, labels, sums, job)
-    } else {
-        Ok(())
+/// The labels of rows, and those of them that changed: the rest are in the clusters of their labels already.
+#[derive(Clone, Copy)]
+pub(in crate::device) struct NewLabels<'a> {
+    pub labels: &'a [u32],
+    /// `None` if no row is in a cluster yet.
+    pub moved: Option<&'a [Moved]>,
+}
+
+impl CpuDevice {
+    /// Moves rows from their old clusters to those of their labels.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled).
+    pub(in crate::device) fn move_rows(
+        self,
+        rows: &Rows,
+        weights: Option<&[f64]>,
+        labels: NewLabels<'_>,
+        sums: &mut ClusterSums,
+        job: &Job,
+    ) -> Result<()> {
+        let dim = rows.matrix().dim();
+        if let Some(values) = rows.reals::<f32>() {
+            move_reals(values, dim, weights, labels, sums, self.level, job)
+        } else if let Some(values) = rows.reals::<f64>() {
+            move_reals(values, dim, weights, labels, sums, self.level, job)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -49,15 +63,16 @@ fn move_reals<T: SimdReal>(
     values: &[T],
     dim: usize,
     weights: Option<&[f64]>,
-    (moved, labels): (Option<&[Moved]>, &[u32]),
+    NewLabels { labels, moved }: NewLabels<'_>,
     sums: &mut ClusterSums,
+    level: Level,
     job: &Job,
 ) -> Result<()> {
     let part = |sums: &mut ClusterSums, range: Range<usize>| {
         for start in range.clone().step_by(UNCHECKED) {
             job.check()?;
             let range = start..range.end.min(start + UNCHECKED);
-            pulp::Arch::new().dispatch(
+            level.dispatch(
                 #[inline(always)]
                 || {
                     for i in range {

@@ -105,7 +105,7 @@ impl<T: SimdReal> Exhaustive<T> {
         fallback: Fallback,
         job: &Job,
     ) -> Result<Option<Self>> {
-        let state = PanelCodes::try_new(rows, metric, job)?.map(ExhaustiveState::Codes);
+        let state = PanelCodes::try_new(rows, metric, level, job)?.map(ExhaustiveState::Codes);
         let rows = rows.clone();
         Ok(state.map(|state| Self { rows, metric, level, fallback, state, undecided: None }))
     }
@@ -122,7 +122,7 @@ impl<T: SimdReal> Exhaustive<T> {
 
 impl<T: SimdReal> PanelCodes<T> {
     /// See [`Exhaustive::try_new`].
-    fn try_new(rows: &Rows, metric: Metric, job: &Job) -> Result<Option<Self>> {
+    fn try_new(rows: &Rows, metric: Metric, level: Level, job: &Job) -> Result<Option<Self>> {
         let (Some(values), dim) = (rows.reals::<T>(), rows.matrix().dim()) else { return Ok(None) };
         if dim == 0 || rows.is_empty() {
             return Ok(None);
@@ -138,7 +138,7 @@ impl<T: SimdReal> PanelCodes<T> {
         };
         let sample = sample(values, dim);
         let outliers = sample.len() / dim / ONE_OUTLIER_IN;
-        let quantizer = Quantizer::fitting((&sample, outliers), dim, Sum::Squares, job)?;
+        let quantizer = Quantizer::fitting(&sample, outliers, dim, Sum::Squares, level, job)?;
         if !quantizer.is_usual() {
             return Ok(None);
         }
@@ -146,7 +146,7 @@ impl<T: SimdReal> PanelCodes<T> {
         let blocks = groups.par_chunks_mut(BLOCK / ROWS * of_panel);
         let filled = blocks.zip(values.par_chunks(BLOCK * dim)).map(|(groups, values)| {
             job.check()?;
-            Ok(pulp::Arch::new().dispatch(
+            Ok(level.dispatch(
                 #[inline(always)]
                 || fill(groups, values, &quantizer),
             ))
@@ -164,7 +164,10 @@ impl<T: SimdReal> PanelCodes<T> {
         let of_type = PhantomData;
         let longest = match metric.sum() {
             Sum::Squares => 0.0,
-            _ => values.par_chunks_exact(dim).map(square).reduce(|| 0.0, f64::max),
+            _ => {
+                let squares = values.par_chunks_exact(dim).map(|row| square(level, row));
+                squares.reduce(|| 0.0, f64::max)
+            }
         };
         job.check()?;
         let _reserved = reserved;
@@ -179,7 +182,7 @@ impl<T: SimdReal> PanelCodes<T> {
         let (mut starts, mut errors) = (Vec::new(), Vec::new());
         let (mut words, mut numbers) = (Vec::new(), Vec::new());
         for (centroid, is_first) in values.chunks_exact(dim).zip(are_first(values, dim)) {
-            let rounded = self.quantizer.round(centroid, (centre, *step), &mut numbers);
+            let rounded = self.quantizer.round(centroid, centre, *step, &mut numbers);
             let (longest, residual) = (rounded.length / step, rounded.residual / step);
             if longest >= LONGEST || !is_squares && longest * centre_norm / step > FARTHEST {
                 return None;
@@ -233,7 +236,7 @@ impl<T: SimdReal> PanelCodes<T> {
     /// Rounding error of the definition's cosine distances from a centroid, plus what clamping to 0 to 2 may change.
     fn error_of_products(&self, centroid: &[T]) -> f64 {
         let Rounding { relative, absolute, .. } = Rounding::of::<T>(centroid.len() as f64);
-        let both = self.longest + square(centroid);
+        let both = self.longest + square(self.quantizer.level, centroid);
         relative * both + absolute + 8.0 * T::EPSILON.to_f64() + (both / 2.0 - 1.0).max(0.0)
     }
 }
@@ -350,7 +353,7 @@ impl ExhaustiveBlock<'_> {
                 let (row, mut now) = (first + lane, found.number[lane] as u32);
                 if found.second[lane] - slack[now as usize] <= found.least[lane] {
                     undecided.push((self.first + row) as u32);
-                    now = nearest(rows, &values[row * rows.dim..][..rows.dim], metric);
+                    now = nearest(rows, &values[row * rows.dim..][..rows.dim], metric, level);
                 }
                 let own = &mut labels[lane];
                 if *own != now {
@@ -364,9 +367,10 @@ impl ExhaustiveBlock<'_> {
 }
 
 /// The nearest centroid of a row, by definition.
-fn nearest<T: SimdReal>(centroids: &SoaRows<T>, row: &[T], metric: Metric) -> u32 {
+fn nearest<T: SimdReal>(centroids: &SoaRows<T>, row: &[T], metric: Metric, level: Level) -> u32 {
     let (mut nearest, k) = (None, centroids.count);
     centroids.distances(
+        level,
         metric,
         row,
         #[inline(always)]

@@ -65,7 +65,8 @@ impl<T: SimdReal> Hamerly<T> {
             Err(Error::HostMemory { .. }) => return Ok(None),
             reserved => reserved?,
         };
-        let longest = |rows: &[T]| rows.chunks_exact(dim).map(square).fold(0.0, f64::max);
+        let longest =
+            |rows: &[T]| rows.chunks_exact(dim).map(|row| square(level, row)).fold(0.0, f64::max);
         let longest = values.par_chunks(BLOCK * dim).map(longest).reduce(|| 0.0, f64::max).sqrt();
         job.check()?;
         Ok(Some(Self {
@@ -89,7 +90,8 @@ impl<T: SimdReal> Hamerly<T> {
 
     /// Shrinks gaps by the movement of the centroids. Returns whether the bounds are still valid.
     fn shrink(&mut self, centroids: &[T], dim: usize) -> bool {
-        let longest = centroids.chunks_exact(dim).map(|row| square(row).sqrt());
+        let level = self.level;
+        let longest = centroids.chunks_exact(dim).map(|row| square(level, row).sqrt());
         let longest = longest.fold(self.longest, f64::max);
         // All costs that overflow are equal, whatever the distances.
         let is_finite = 4.0 * longest < (T::MAX.to_f64() / 4.0).sqrt();
@@ -99,7 +101,7 @@ impl<T: SimdReal> Hamerly<T> {
         }
         let pairs = centroids.chunks_exact(dim).zip(self.before.chunks_exact(dim));
         let moved = pairs.map(|(now, before)| {
-            square_between(now, before).sqrt() * (1.0 + 1e-9) + f64::MIN_POSITIVE.sqrt()
+            square_between(level, now, before).sqrt() * (1.0 + 1e-9) + f64::MIN_POSITIVE.sqrt()
         });
         let moved: Vec<f64> = moved.collect();
         let most = moved.iter().copied().fold(0.0, f64::max);
@@ -178,8 +180,9 @@ fn closed<T>(block: &HamerlyBlock<'_, T>, shrunk: &[f32], found: &mut Vec<u32>) 
 struct Compare<'a, 'b, T> {
     hamerly: &'a Hamerly<T>,
     centroids: &'a [T],
-    /// Whether rows have labels, and whether their gaps are valid.
-    known: (bool, bool),
+    has_labels: bool,
+    /// Whether the gaps of rows are valid.
+    is_known: bool,
     block: &'a mut HamerlyBlock<'b, T>,
     scratch: &'a mut HamerlyScratch<T>,
     moved: &'a mut Vec<Moved>,
@@ -196,8 +199,7 @@ impl<T: SimdReal> WithSimd for Compare<'_, '_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { hamerly, centroids, known: (has_labels, is_known), block, scratch, moved } =
-            self;
+        let Self { hamerly, centroids, has_labels, is_known, block, scratch, moved } = self;
         let HamerlyScratch { uncertain, columns } = scratch;
         let (shrunk, slack) = (hamerly.shrunk.as_slice(), hamerly.slack());
         if is_known {
@@ -275,7 +277,8 @@ fn two_nearest<S: Simd, T: SimdReal>(
     let none = T::splat(simd, T::INFINITY);
     fold_squares::<S, T, _>(
         simd,
-        (columns, centroids),
+        columns,
+        centroids,
         [none, none, T::splat(simd, T::ZERO)],
         #[inline(always)]
         |[nearest, second, of_nearest], number, cost| {
@@ -331,12 +334,13 @@ impl<T: SimdReal> Assigner for Hamerly<T> {
             let compare = Compare {
                 hamerly,
                 centroids,
-                known: (has_labels, is_known),
+                has_labels,
+                is_known,
                 block,
                 scratch,
                 moved: &mut moved,
             };
-            pulp::Arch::new().dispatch(compare);
+            self.level.dispatch(compare);
             Ok((scratch.uncertain.len() as u64, moved))
         });
         let compared: Result<Vec<_>> = compared.collect();

@@ -65,15 +65,13 @@ impl Measure {
         job: &Job,
     ) -> Result<Option<Self>> {
         let whole = match level.has(Width::Eight) {
-            true => Quantizer::new(values, dim, (Sum::Squares, Width::Eight), job)?,
+            true => Quantizer::try_new(values, false, dim, Sum::Squares, Width::Eight, level, job)?,
             false => None,
         };
         job.check()?;
         match whole.filter(|whole| is_fine(values, whole)) {
             // Centroids are rounded.
-            Some(whole) => {
-                Self::with(values, Quantizer { integral: false, ..whole }, metric, level, job)
-            }
+            Some(whole) => Self::with(values, Quantizer { integral: false, ..whole }, metric, job),
             None => Self::sixteen(values, dim, metric, level, job),
         }
     }
@@ -87,20 +85,20 @@ impl Measure {
         job: &Job,
     ) -> Result<Option<Self>> {
         let outliers = values.len() / dim / ONE_OUTLIER_IN;
-        let quantizer = Quantizer::fitting((values, outliers), dim, Sum::Squares, job)?;
-        Self::with(values, quantizer, metric, level, job)
+        let quantizer = Quantizer::fitting(values, outliers, dim, Sum::Squares, level, job)?;
+        Self::with(values, quantizer, metric, job)
     }
 
     fn with<T: SimdReal>(
         values: &[T],
         quantizer: Quantizer,
         metric: Metric,
-        level: Level,
         job: &Job,
     ) -> Result<Option<Self>> {
         job.check()?;
-        let dim = quantizer.centre.len();
-        let longest = values.par_chunks_exact(dim).map(square).reduce(|| 0.0, f64::max);
+        let (dim, level) = (quantizer.centre.len(), quantizer.level);
+        let squares = values.par_chunks_exact(dim).map(|row| square(level, row));
+        let longest = squares.reduce(|| 0.0, f64::max);
         job.check()?;
         Ok(quantizer.is_usual().then_some(Self { metric, level, quantizer, longest }))
     }
@@ -112,8 +110,8 @@ impl Measure {
         values: &[T],
         job: &Job,
     ) -> Result<Option<QuantizedBase>> {
-        let of = (Metric::SqEuclidean, self.level, self.quantizer.clone());
-        let quantized = QuantizedBase::rounded(rows, values, of, job)?;
+        let (metric, quantizer) = (Metric::SqEuclidean, self.quantizer.clone());
+        let quantized = QuantizedBase::rounded(rows, values, metric, quantizer, job)?;
         Ok(Some(quantized).filter(|quantized| quantized.outliers.is_empty()))
     }
 
@@ -126,8 +124,9 @@ impl Measure {
     ) -> QuantizedCentroids<'a, T, R> {
         let (unit, dim) = (1.0 / self.quantizer.step, self.quantizer.centre.len());
         let pairs = values.chunks_exact(dim).zip(before.chunks_exact(dim));
-        let moved =
-            pairs.map(|(now, before)| up(square_between(now, before).sqrt() * (1.0 + 1e-9) * unit));
+        let moved = pairs.map(|(now, before)| {
+            up(square_between(self.level, now, before).sqrt() * (1.0 + 1e-9) * unit)
+        });
         let mut moved: Vec<f32> = moved.collect();
         moved.resize(values.len() / dim, 0.0);
         let most_moved = moved.iter().copied().fold(0.0, f32::max);
@@ -151,7 +150,7 @@ impl Measure {
             centroids.finite = down((T::MAX.to_f64() / 4.0).sqrt() * unit);
         }
         if self.metric.sum() != Sum::Squares {
-            let squares = values.chunks_exact(dim).map(square);
+            let squares = values.chunks_exact(dim).map(|row| square(self.level, row));
             let (shortest, longest) = squares
                 .fold((f64::INFINITY, 0.0f64), |(least, most), x| (least.min(x), most.max(x)));
             let both = self.longest + longest;

@@ -74,7 +74,7 @@ fn choose<T: SimdReal>(
     let search = match by_bounds {
         Some(by_bounds) => by_bounds,
         None => {
-            let pairs = EachPair::new(rows, metric);
+            let pairs = EachPair::new(rows, metric, level);
             let pairs = if is_transposed { pairs.keeping_columns(job)? } else { pairs };
             CandidateSearch::EachPair(pairs)
         }
@@ -86,7 +86,9 @@ fn choose<T: SimdReal>(
         seeding.search.forget_columns();
         let search = match CandidateSearch::by_bounds(rows, metric, level, k, job)? {
             Some(by_bounds) => by_bounds,
-            None => CandidateSearch::EachPair(EachPair::new(rows, metric).keeping_columns(job)?),
+            None => {
+                CandidateSearch::EachPair(EachPair::new(rows, metric, level).keeping_columns(job)?)
+            }
         };
         seeding.change(search);
     }
@@ -117,6 +119,7 @@ enum CandidateSearch<T> {
 struct EachPair<T> {
     rows: Rows,
     metric: Metric,
+    level: Level,
     /// The blocks of rows, transposed, if there is memory for them.
     transposed: Option<(Vec<SoaRows<T>>, Reserved)>,
 }
@@ -171,8 +174,8 @@ impl<T: SimdReal> CandidateSearch<T> {
 }
 
 impl<T: SimdReal> EachPair<T> {
-    fn new(rows: &Rows, metric: Metric) -> Self {
-        Self { rows: rows.clone(), metric, transposed: None }
+    fn new(rows: &Rows, metric: Metric, level: Level) -> Self {
+        Self { rows: rows.clone(), metric, level, transposed: None }
     }
 
     /// Keeps a transposed copy of the rows, if there is memory.
@@ -216,6 +219,7 @@ impl<T: SimdReal> EachPair<T> {
         let left = |rows: &SoaRows<T>, candidate: &u32| {
             let mut left = 0u64;
             rows.distances(
+                self.level,
                 self.metric,
                 self.row(*candidate),
                 #[inline(always)]
@@ -240,6 +244,7 @@ impl<T: SimdReal> EachPair<T> {
         let (rows, mut total) = (costs.len(), 0u64);
         self.with_block(block, rows, |transposed| {
             transposed.distances(
+                self.level,
                 self.metric,
                 self.row(chosen),
                 #[inline(always)]
@@ -532,7 +537,7 @@ mod tests {
                 seeding.chosen
             };
             let pairs = || {
-                let pairs = EachPair::new(&rows, metric);
+                let pairs = EachPair::new(&rows, metric, Level::all()[0]);
                 Search::EachPair(if kind % 2 == 0 {
                     pairs
                 } else {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::feedback::{GuessFeedback, LayoutFeedback};
-use super::prefilter::{Prefilter, PrefilterQuantizer, QueryCodes};
+use super::prefilter::{Prefilter, PrefilterQuantizer, QueryCodes, SearchSize};
 use super::quantizer::{CodeLengths, ONE_OUTLIER_IN, Quantizer, product_with};
 use super::query_bound::{Bound, QuantizedQuery};
 use crate::device::cpu::row_permutation::RowPermutation;
@@ -41,6 +41,15 @@ impl CodeForm {
     fn width(self) -> Width {
         if self == Self::Eight { Width::Eight } else { Width::Sixteen }
     }
+}
+
+/// The searches that a layout of base rows is for.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct LayoutSpec {
+    pub(in crate::device::cpu) metric: Metric,
+    pub(in crate::device::cpu) level: Level,
+    /// Neighbours of a query, if the layout may depend on them.
+    pub(in crate::device::cpu) k: Option<usize>,
 }
 
 /// All rows, with a sample of them if they are many and there is memory.
@@ -91,9 +100,11 @@ impl QuantizedBase {
     /// Quantises rows. With `k`, the prefilter is used only if it pays in searches of `k` neighbours. `None` if this
     /// form does not suit these rows, or this processor.
     pub(in crate::device::cpu) fn try_new<T: SimdReal>(
-        (rows, places): (&Rows, RowPermutation),
+        rows: &Rows,
+        places: RowPermutation,
         sampled: &Sampled<'_, T>,
-        (metric, level, form, k): (Metric, Level, CodeForm, Option<usize>),
+        form: CodeForm,
+        LayoutSpec { metric, level, k }: LayoutSpec,
         job: &Job,
     ) -> Result<Option<Self>> {
         let (dim, sum, width) = (rows.matrix().dim(), metric.sum(), form.width());
@@ -108,24 +119,23 @@ impl QuantizedBase {
             // One number for each row.
             let _reserved =
                 job.reserve("lengths of base rows", values.len() / dim * size_of::<f64>())?;
-            let quantizer = Quantizer::of_part((values, is_part), dim, (sum, width), job)?;
+            let quantizer = Quantizer::try_new(values, is_part, dim, sum, width, level, job)?;
             let Some(quantizer) = quantizer.filter(Quantizer::is_usual) else {
                 // A sample that does not fit 8 bits rules out all rows.
                 return Ok(if form == CodeForm::Eight { Fit::Never } else { Fit::Not });
             };
             let prefilter = match form {
                 CodeForm::Prefiltered => {
-                    let of = (sum == Sum::Squares, level);
-                    let search = k.map(|k| (k, rows.len()));
-                    match PrefilterQuantizer::new((values, dim), &quantizer, of, search) {
+                    let (squares, rows) = (sum == Sum::Squares, rows.len());
+                    let search = k.map(|k| SearchSize { k, rows });
+                    match PrefilterQuantizer::new(values, dim, &quantizer, squares, search) {
                         Some(prefilter) => Some(prefilter),
                         None => return Ok(Fit::Never),
                     }
                 }
                 _ => None,
             };
-            let of = (metric, level, quantizer, prefilter);
-            let quantized = Self::filled((rows, places), all, of, job)?;
+            let quantized = Self::filled(rows, places, all, metric, quantizer, prefilter, job)?;
             let few = rows.len() / (ONE_OUTLIER_IN / 8) + 4;
             let is_right = quantized.outliers.len() <= few && !quantized.is_rounded;
             Ok(if is_right { Fit::Right(Box::new(quantized)) } else { Fit::Not })
@@ -144,26 +154,25 @@ impl QuantizedBase {
         })
     }
 
-    /// Rows encoded by this quantiser, of a width that the level has.
+    /// Rows encoded by this quantiser, of a width that its level has.
     pub(in crate::device::cpu) fn rounded<T: SimdReal>(
         rows: &Rows,
         values: &[T],
-        (metric, level, quantizer): (Metric, Level, Quantizer),
+        metric: Metric,
+        quantizer: Quantizer,
         job: &Job,
     ) -> Result<Self> {
         let places = RowPermutation::identity(rows.len());
-        Self::filled((rows, places), values, (metric, level, quantizer, None), job)
+        Self::filled(rows, places, values, metric, quantizer, None, job)
     }
 
     fn filled<T: SimdReal>(
-        (rows, places): (&Rows, RowPermutation),
+        rows: &Rows,
+        places: RowPermutation,
         values: &[T],
-        (metric, level, quantizer, prefilter): (
-            Metric,
-            Level,
-            Quantizer,
-            Option<PrefilterQuantizer>,
-        ),
+        metric: Metric,
+        quantizer: Quantizer,
+        prefilter: Option<PrefilterQuantizer>,
         job: &Job,
     ) -> Result<Self> {
         let dim = rows.matrix().dim();
@@ -179,7 +188,7 @@ impl QuantizedBase {
             rows: rows.clone(),
             places,
             metric,
-            level,
+            level: quantizer.level,
             groups: Aligned::zeros(panels * Panels::groups_of(words)),
             starts: Aligned::zeros(panels),
             decided: vec![0; panels],
@@ -242,9 +251,7 @@ impl QuantizedBase {
     pub(in crate::device::cpu) fn forms(&self, words: &[i32], count: usize) -> QueryCodes {
         let length = words.len() / count.max(1);
         match &self.prefilter {
-            Some(prefilter) => {
-                QueryCodes::Prefiltered(prefilter.queries(words, length, self.level))
-            }
+            Some(prefilter) => QueryCodes::Prefiltered(prefilter.queries(words, length)),
             None => QueryCodes::Packed(self.level.pack(words, length)),
         }
     }
@@ -270,20 +277,20 @@ impl QuantizedBase {
         let (quantizer, squares) = (&self.quantizer, self.metric.sum() == Sum::Squares);
         let step = if squares { quantizer.step } else { quantizer.step_of(values) };
         let mut numbers = Vec::with_capacity(values.len());
-        let rounded = quantizer.round(values, (&quantizer.of_queries, step), &mut numbers);
+        let rounded = quantizer.round(values, &quantizer.of_queries, step, &mut numbers);
         let integral = quantizer.integral && quantizer.is_as_is(values, &numbers);
         let square = rounded.square;
         let rounding = Rounding::of::<T>(values.len() as f64);
         let bound = if quantizer.is_too_long(&rounded, step) {
             Bound::None
         } else if squares {
-            rounding.squares(self, (rounded.residual, square))
+            rounding.squares(self, rounded.residual, square)
         } else {
-            let of_centre = pulp::Arch::new().dispatch(
+            let of_centre = self.level.dispatch(
                 #[inline(always)]
                 || product_with(values, &quantizer.centre),
             );
-            rounding.products(self, (&rounded, square, step), of_centre)
+            rounding.products(self, &rounded, step, of_centre)
         };
         let has_bound = !matches!(bound, Bound::None);
         if !has_bound {
@@ -343,7 +350,8 @@ impl Rounding {
     pub(in crate::device::cpu) fn squares(
         &self,
         base: &QuantizedBase,
-        (residual, square): (f64, f64),
+        residual: f64,
+        square: f64,
     ) -> Bound {
         let step = base.quantizer.step;
         Bound::Squares {
@@ -358,10 +366,11 @@ impl Rounding {
     fn products(
         self,
         base: &QuantizedBase,
-        (query, square, step): (&CodeLengths, f64, f64),
+        query: &CodeLengths,
+        step: f64,
         of_centre: f64,
     ) -> Bound {
-        let length = square.sqrt() * step * (1.0 + 1e-9);
+        let length = query.square.sqrt() * step * (1.0 + 1e-9);
         // A query has no centre.
         let most = query.length * base.norm();
         let apart = query.residual * base.length

@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::base::{CodeForm, QuantizedBase, Rounding, Sampled};
-use super::prefilter::{PrefilterQuantizer, QueryCodes};
+use super::base::{CodeForm, LayoutSpec, QuantizedBase, Rounding, Sampled};
+use super::prefilter::{BasePanels, PrefilterQuantizer, QueryCodes};
 use super::query_bound::Bound;
 use crate::device::cpu::exact;
 use crate::device::cpu::plan::PREFILTERED_VECTORS;
@@ -130,9 +130,9 @@ impl CostFilter {
         }
         let sampled = Sampled::new(values, dim, job)?;
         let of = |form| {
-            let kind = (Metric::SqEuclidean, level, form, None);
+            let spec = LayoutSpec { metric: Metric::SqEuclidean, level, k: None };
             let places = RowPermutation::identity(rows.len());
-            QuantizedBase::try_new((rows, places), &sampled, kind, job)
+            QuantizedBase::try_new(rows, places, &sampled, form, spec, job)
         };
         // Fewer bits come from memory in less time, but pairs that pass need their rows in 16 bits, too.
         let forms = [
@@ -290,10 +290,11 @@ impl CostFilter {
         let panels = first + some.start..first + some.end;
         match (&self.base.prefilter, &vectors.forms) {
             (Some(prefilter), QueryCodes::Prefiltered(queries)) => {
-                prefilter.candidates(level, (panels.clone(), starts), queries, &[], passed);
+                prefilter.candidates(panels.clone(), starts, queries, &[], passed);
                 prefilter.prefetch_passed(panels.clone(), passed);
-                let of_base = (panels.clone(), &*self.base.starts, &*self.base.decided);
-                prefilter.retain(level, of_base, (queries, &vectors.any), passed);
+                let (starts, decided) = (&*self.base.starts, &*self.base.decided);
+                let base = BasePanels { panels: panels.clone(), starts, decided };
+                prefilter.retain(base, queries, &vectors.any, passed);
                 &self.base.starts[panels]
             }
             (_, QueryCodes::Packed(packed)) => {

@@ -21,6 +21,9 @@ const RUN: usize = 2048;
 
 /// Some panels that are being filled.
 struct EncodedPanels<'a> {
+    quantizer: &'a Quantizer,
+    /// Whether initial sums have the squares of rows.
+    has_squares: bool,
     groups: &'a mut [Group],
     starts: &'a mut [InitialSums],
     /// For the prefilter: its quantiser, its initial sums, and the rows in 16 bits.
@@ -43,12 +46,8 @@ struct EncodeStats {
 impl EncodedPanels<'_> {
     /// Rounds the rows of these panels, the first of which has this place.
     #[inline(always)]
-    fn fill<T: Real>(
-        mut self,
-        (all, places, first): (&[T], RowPermutation, usize),
-        quantizer: &Quantizer,
-        squares: bool,
-    ) -> EncodeStats {
+    fn fill<T: Real>(mut self, all: &[T], places: RowPermutation, first: usize) -> EncodeStats {
+        let quantizer = self.quantizer;
         let (mut filled, panels, dim) =
             (EncodeStats::default(), self.starts.len(), quantizer.centre.len());
         let words = self.groups.len() / panels::Panels::groups_of(panels);
@@ -64,9 +63,7 @@ impl EncodedPanels<'_> {
                         // The last places of some panels are empty.
                         let row = all.chunks_exact(dim).nth(places.row(first + place));
                         let Some(values) = row else { continue };
-                        let of = (quantizer, squares);
-                        let bytes = (&mut *numbers, &mut *bytes);
-                        self.round(place, values, of, bytes, &mut filled);
+                        self.round(place, values, &mut numbers, &mut bytes, &mut filled);
                     }
                 }
             }
@@ -81,13 +78,14 @@ impl EncodedPanels<'_> {
         &mut self,
         place: usize,
         values: &[T],
-        (quantizer, squares): (&Quantizer, bool),
-        (numbers, bytes): (&mut [i16], &mut [u8]),
+        numbers: &mut [i16],
+        bytes: &mut [u8],
         filled: &mut EncodeStats,
     ) {
+        let quantizer = self.quantizer;
         let (panel, lane, dim) = (place / ROWS, place % ROWS, values.len());
         let rounded =
-            quantizer.round_to(values, (&quantizer.centre, quantizer.step), &mut numbers[..dim]);
+            quantizer.round_to(values, &quantizer.centre, quantizer.step, &mut numbers[..dim]);
         let is_outlier = quantizer.is_outlier(&rounded);
         if is_outlier {
             // Its products could overflow 32 bits.
@@ -99,7 +97,7 @@ impl EncodedPanels<'_> {
             filled.residual = filled.residual.max(rounded.residual);
             filled.length = filled.length.max(rounded.length);
         }
-        if squares && !is_outlier {
+        if self.has_squares && !is_outlier {
             let square = rounded.square as i64;
             self.starts[panel].0[lane] = -(square / 2) as i32;
             self.odd_norm[panel] |= u64::from(square % 2 == 1) << lane;
@@ -109,8 +107,8 @@ impl EncodedPanels<'_> {
             (Some(_), _) if is_outlier => return,
             (Some((prefilter, starts, lines)), _) => {
                 let numbers = &numbers[..dim];
-                let from = (self.starts[panel].0[lane], rounded.square);
-                let (start, longest) = prefilter.round(numbers, from, bytes);
+                let start = self.starts[panel].0[lane];
+                let (start, longest) = prefilter.round(numbers, start, rounded.square, bytes);
                 starts[panel].0[lane] = start;
                 filled.longest = filled.longest.max(longest);
                 CacheLine::copy(numbers, &mut lines[place * prefilter.lines()..]);
@@ -134,8 +132,8 @@ impl EncodedPanels<'_> {
 impl QuantizedBase {
     /// Rounds all rows.
     pub(super) fn fill<T: SimdReal>(&mut self, values: &[T], job: &Job) -> Result<()> {
-        let (quantizer, squares) = (&self.quantizer, self.metric.sum() == Sum::Squares);
-        let places = self.places;
+        let (quantizer, has_squares) = (&self.quantizer, self.metric.sum() == Sum::Squares);
+        let (places, level) = (self.places, self.level);
         let (groups, mut prefilter) = match &mut self.prefilter {
             Some(Prefilter { quantizer, groups, starts, lines, .. }) => {
                 let lines = lines.chunks_mut(PANELS_TOGETHER * ROWS * quantizer.lines());
@@ -153,15 +151,15 @@ impl QuantizedBase {
                 let (starts, lines) = parts.next()?;
                 Some((*quantizer, starts, lines))
             });
-            EncodedPanels { groups, starts, prefilter, decided, odd_norm }
+            EncodedPanels { quantizer, has_squares, groups, starts, prefilter, decided, odd_norm }
         });
         let panels: Vec<_> = panels.collect();
         let parts = panels.into_par_iter().enumerate().map(|(part, panels)| {
             job.check()?;
             let first = part * PANELS_TOGETHER * ROWS;
-            Ok(pulp::Arch::new().dispatch(
+            Ok(level.dispatch(
                 #[inline(always)]
-                || panels.fill((values, places, first), quantizer, squares),
+                || panels.fill(values, places, first),
             ))
         });
         let parts: Vec<_> = parts.collect::<Result<_>>()?;

@@ -49,8 +49,8 @@ impl QuantizedRows {
             let mut numbers = Vec::with_capacity(dim);
             let each = rows.iter_mut().zip(words.chunks_exact_mut(length));
             for ((row, words), values) in each.zip(values.chunks_exact(dim)) {
-                let centre = (quantizer.centre.as_slice(), quantizer.step);
-                let rounded = quantizer.round(values, centre, &mut numbers);
+                let rounded =
+                    quantizer.round(values, &quantizer.centre, quantizer.step, &mut numbers);
                 if quantizer.is_too_long(&rounded, quantizer.step) {
                     row.residual = f64::INFINITY;
                     continue;
@@ -84,7 +84,7 @@ impl QuantizedRows {
     pub fn query(&self, row: usize, base: &QuantizedBase) -> QuantizedQuery {
         let QuantizedRow { residual, square, offset } = self.rows[row];
         let bound = match residual.is_finite() {
-            true => self.rounding.squares(base, (residual, square)),
+            true => self.rounding.squares(base, residual, square),
             false => Bound::None,
         };
         QuantizedQuery { offset, integral: None, far: false, known: (f64::NAN, i32::MIN), bound }

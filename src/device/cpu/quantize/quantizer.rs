@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::Width;
 use crate::device::sums::ROUND_TO_INTEGER_F64;
 use crate::error::Result;
@@ -33,6 +34,7 @@ pub(in crate::device::cpu) const TOGETHER: usize = 4096;
 #[derive(Debug, Clone)]
 pub(in crate::device::cpu) struct Quantizer {
     pub(in crate::device::cpu) width: Width,
+    pub(in crate::device::cpu) level: Level,
     /// The centres, which are subtracted from base rows and from queries.
     pub(in crate::device::cpu) centre: Vec<f64>,
     pub(in crate::device::cpu) of_queries: Vec<f64>,
@@ -55,43 +57,46 @@ pub(in crate::device::cpu) struct CodeLengths {
 }
 
 impl Quantizer {
-    /// Chooses the range of all rows but a few outliers. `None` for 8 bits, unless codes are exact.
-    pub(in crate::device::cpu) fn new<T: Real>(
+    /// Chooses the range of all rows but a few outliers, from all rows or from a part of them. `None` for 8 bits, unless
+    /// codes are exact.
+    pub(in crate::device::cpu) fn try_new<T: Real>(
         values: &[T],
+        is_part: bool,
         dim: usize,
-        of: (Sum, Width),
+        sum: Sum,
+        width: Width,
+        level: Level,
         job: &Job,
     ) -> Result<Option<Self>> {
-        Self::of_part((values, false), dim, of, job)
-    }
-
-    /// As [`new`](Self::new), from all rows or from a part of them.
-    pub(in crate::device::cpu) fn of_part<T: Real>(
-        (values, is_part): (&[T], bool),
-        dim: usize,
-        (sum, width): (Sum, Width),
-        job: &Job,
-    ) -> Result<Option<Self>> {
-        let squares = sum == Sum::Squares;
-        if squares && let Some(centre) = integral_centre((values, is_part), dim, width, job)? {
-            let (of_queries, centre_norm, step) = (centre.clone(), norm(&centre), 1.0);
-            let integral = true;
-            return Ok(Some(Self { width, centre, of_queries, centre_norm, step, integral }));
+        if sum == Sum::Squares
+            && let Some(centre) = integral_centre(values, is_part, dim, width, level, job)?
+        {
+            return Ok(Some(Self {
+                width,
+                level,
+                of_queries: centre.clone(),
+                centre_norm: norm(&centre),
+                centre,
+                step: 1.0,
+                integral: true,
+            }));
         }
         if width == Width::Eight {
             return Ok(None);
         }
         let outliers = values.len() / dim / ONE_OUTLIER_IN;
-        let fitting = Self::fitting((values, outliers), dim, sum, job)?;
+        let fitting = Self::fitting(values, outliers, dim, sum, level, job)?;
         // If the rows of a part are equal, they do not tell the range of the rest.
         Ok(Some(fitting).filter(|quantizer| !is_part || quantizer.step != 1.0))
     }
 
     /// The 16-bit range of all rows but `outliers` of them.
     pub(in crate::device::cpu) fn fitting<T: Real>(
-        (values, outliers): (&[T], usize),
+        values: &[T],
+        outliers: usize,
         dim: usize,
         sum: Sum,
+        level: Level,
         job: &Job,
     ) -> Result<Self> {
         let (squares, width) = (sum == Sum::Squares, Width::Sixteen);
@@ -100,7 +105,7 @@ impl Quantizer {
         let mean = |rows_of: &[T]| {
             job.check()?;
             let mut mean = vec![0.0; dim];
-            pulp::Arch::new().dispatch(
+            level.dispatch(
                 #[inline(always)]
                 || {
                     for row in rows_of.chunks_exact(dim) {
@@ -118,7 +123,7 @@ impl Quantizer {
         let mut reaches = vec![0.0; rows];
         let parts = reaches.par_chunks_mut(TOGETHER).zip(values.par_chunks(TOGETHER * dim));
         parts.for_each(|(reaches, values)| {
-            pulp::Arch::new().dispatch(
+            level.dispatch(
                 #[inline(always)]
                 || {
                     for (reach, row) in reaches.iter_mut().zip(values.chunks_exact(dim)) {
@@ -133,7 +138,7 @@ impl Quantizer {
         let step = if *most > 0.0 { *most / USUAL_LENGTH } else { 1.0 };
         let of_queries = if squares { centre.clone() } else { vec![0.0; dim] };
         let centre_norm = norm(&centre);
-        Ok(Self { width, centre, of_queries, centre_norm, step, integral: false })
+        Ok(Self { width, level, centre, of_queries, centre_norm, step, integral: false })
     }
 
     /// Whether the step is far from where squares overflow or underflow in float64.
@@ -168,7 +173,7 @@ impl Quantizer {
 
     /// The step of a query that does not share the base's.
     pub(in crate::device::cpu) fn step_of<T: Real>(&self, query: &[T]) -> f64 {
-        let [largest, square] = pulp::Arch::new().dispatch(
+        let [largest, square] = self.level.dispatch(
             #[inline(always)]
             || largest_and_square(query),
         );
@@ -181,14 +186,15 @@ impl Quantizer {
     pub(in crate::device::cpu) fn round<T: Real>(
         &self,
         row: &[T],
-        centre: (&[f64], f64),
+        centre: &[f64],
+        step: f64,
         values: &mut Vec<i16>,
     ) -> CodeLengths {
         values.clear();
         values.resize(row.len(), 0);
-        pulp::Arch::new().dispatch(
+        self.level.dispatch(
             #[inline(always)]
-            || self.round_to(row, centre, values),
+            || self.round_to(row, centre, step, values),
         )
     }
 
@@ -198,14 +204,15 @@ impl Quantizer {
     pub(in crate::device::cpu) fn round_to<T: Real>(
         &self,
         row: &[T],
-        (centre, step): (&[f64], f64),
+        centre: &[f64],
+        step: f64,
         values: &mut [i16],
     ) -> CodeLengths {
         let range = match self.width {
             Width::Eight | Width::Seven => (-LARGEST - 1.0, LARGEST),
             Width::Sixteen => (-LARGEST_WORD, LARGEST_WORD),
         };
-        let [residual, square] = round_row(row, (centre, step), range, values);
+        let [residual, square] = round_row(row, centre, step, range, values);
         let (residual, rounded) = (residual.sqrt(), square.sqrt() * step);
         // The float64 rounding errors of this file are far smaller than these.
         let residual = residual * (1.0 + 1e-9) + 1e-12 * (residual + rounded);
@@ -282,27 +289,28 @@ pub(super) fn product_with<T: Real>(row: &[T], centre: &[f64]) -> f64 {
 #[inline(always)]
 fn round_row<T: Real>(
     row: &[T],
-    (centre, step): (&[f64], f64),
+    centre: &[f64],
+    step: f64,
     range: (f64, f64),
     values: &mut [i16],
 ) -> [f64; 2] {
-    let (mut sums, steps) = ([[0.0; SIDE_BY_SIDE]; 2], (step, 1.0 / step));
+    let (mut sums, inverse) = ([[0.0; SIDE_BY_SIDE]; 2], 1.0 / step);
     let ((most_of, row), (most_centres, centre)) = (row.as_chunks::<MANY>(), centre.as_chunks());
     let (to_most, values) = values.as_chunks_mut();
     for ((row, centre), values) in most_of.iter().zip(most_centres).zip(to_most) {
-        round_some((row, centre), steps, range, (values, &mut sums));
+        round_some(row, centre, step, inverse, range, values, &mut sums);
     }
     let ((some, row), (some_centres, centre)) = (row.as_chunks(), centre.as_chunks());
     let (to_some, values) = values.as_chunks_mut();
     for ((row, centre), values) in some.iter().zip(some_centres).zip(to_some) {
-        round_some::<T, SIDE_BY_SIDE>((row, centre), steps, range, (values, &mut sums));
+        round_some::<T, SIDE_BY_SIDE>(row, centre, step, inverse, range, values, &mut sums);
     }
     if !row.is_empty() {
         let (mut last, mut last_centre) = ([T::ZERO; SIDE_BY_SIDE], [0.0; SIDE_BY_SIDE]);
         last[..row.len()].copy_from_slice(row);
         last_centre[..row.len()].copy_from_slice(centre);
         let mut to_last = [0; SIDE_BY_SIDE];
-        round_some((&last, &last_centre), steps, range, (&mut to_last, &mut sums));
+        round_some(&last, &last_centre, step, inverse, range, &mut to_last, &mut sums);
         values.copy_from_slice(&to_last[..row.len()]);
     }
     sums.map(|sums| sums.iter().sum())
@@ -311,10 +319,13 @@ fn round_row<T: Real>(
 /// As [`round_row`] for a few elements; squares are added to sums.
 #[inline(always)]
 fn round_some<T: Real, const COUNT: usize>(
-    (row, centre): (&[T; COUNT], &[f64; COUNT]),
-    (step, inverse): (f64, f64),
+    row: &[T; COUNT],
+    centre: &[f64; COUNT],
+    step: f64,
+    inverse: f64,
     (least, most): (f64, f64),
-    (values, [left, squares]): (&mut [i16; COUNT], &mut [[f64; SIDE_BY_SIDE]; 2]),
+    values: &mut [i16; COUNT],
+    [left, squares]: &mut [[f64; SIDE_BY_SIDE]; 2],
 ) {
     // Loops of one step each over arrays of known length, which compilers turn into registers of several elements.
     let [mut apart, mut whole] = [[0.0; COUNT]; 2];
@@ -343,15 +354,17 @@ fn round_some<T: Real, const COUNT: usize>(
 /// The centre of rows of integers that fit into a width, so that their codes are exact: pixels, counts, SIFT
 /// descriptors, rows that were quantised before. `None` for other rows.
 fn integral_centre<T: Real>(
-    (values, is_part): (&[T], bool),
+    values: &[T],
+    is_part: bool,
     dim: usize,
     width: Width,
+    level: Level,
     job: &Job,
 ) -> Result<Option<Vec<f64>>> {
     let ranges_of = |rows: &[T]| {
         job.check()?;
         let (mut least, mut most) = (vec![T::INFINITY; dim], vec![-T::INFINITY; dim]);
-        let is_whole = pulp::Arch::new().dispatch(
+        let is_whole = level.dispatch(
             #[inline(always)]
             || {
                 rows.chunks_exact(dim).fold(true, |all, row| {

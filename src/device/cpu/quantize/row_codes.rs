@@ -67,7 +67,7 @@ impl RowCodes {
             let each = rows.iter_mut().zip(lines.chunks_exact_mut(per_row));
             for ((row, lines), values) in each.zip(values.chunks_exact(dim)) {
                 let rounded =
-                    quantizer.round(values, (&quantizer.centre, quantizer.step), &mut numbers);
+                    quantizer.round(values, &quantizer.centre, quantizer.step, &mut numbers);
                 if is_too_long(&rounded) {
                     // Its products could overflow 32 bits: its codes stay 0.
                     row.residual = f64::INFINITY;
@@ -249,7 +249,9 @@ mod tests {
                 _ => random.normal() * 1e-30 * 10f64.powi((i / dim % 9) as i32),
             };
             let values: Vec<f64> = (0..count * dim).map(|i| value(i, &mut random)).collect();
-            let quantizer = Quantizer::fitting((&values, 0), dim, Sum::Squares, &job).unwrap();
+            let quantizer =
+                Quantizer::fitting(&values, 0, dim, Sum::Squares, Level::all()[0], &job);
+            let quantizer = quantizer.unwrap();
             let is_too_long = |row: &_| quantizer.is_too_long(row, quantizer.step);
             let rows = RowCodes::new(&values, &quantizer, is_too_long, &job).unwrap();
             let is_outlier = |row: &_| quantizer.is_outlier(row);

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::base::{CodeForm, QuantizedBase, Sampled};
+use super::base::{CodeForm, LayoutSpec, QuantizedBase, Sampled};
+use super::prefilter::BasePanels;
 use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{PassedPair, PassedPairs};
@@ -14,7 +15,7 @@ use crate::rows::Rows;
 
 /// Rows that are hard on steps, allowances and sums of 16 bits.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum RowKind {
     Normal,
     /// A few large numbers among small ones, which are cut off.
     Spikes,
@@ -28,36 +29,36 @@ enum Kind {
     Outlier,
 }
 
-fn value(kind: Kind, (row, j): (usize, usize), random: &mut Random) -> f32 {
+fn value(kind: RowKind, row: usize, j: usize, random: &mut Random) -> f32 {
     let normal = (0..6).map(|_| random.unit()).sum::<f64>() - 3.0;
     let number = match kind {
-        Kind::Normal => normal,
-        Kind::Spikes if random.below(200) == 0 => 500.0 * normal,
-        Kind::Spikes => normal,
-        Kind::Constant => [-1.0, 1.0][row % 2] * (1.0 + 1e-3 * normal),
-        Kind::Lengths => normal * 10f64.powi(-((row % 4) as i32)),
-        Kind::Tight => 1000.0 + j as f64 + 1e-3 * normal,
-        Kind::Outlier if row == 77 => 1e6 * normal,
-        Kind::Outlier => normal,
+        RowKind::Normal => normal,
+        RowKind::Spikes if random.below(200) == 0 => 500.0 * normal,
+        RowKind::Spikes => normal,
+        RowKind::Constant => [-1.0, 1.0][row % 2] * (1.0 + 1e-3 * normal),
+        RowKind::Lengths => normal * 10f64.powi(-((row % 4) as i32)),
+        RowKind::Tight => 1000.0 + j as f64 + 1e-3 * normal,
+        RowKind::Outlier if row == 77 => 1e6 * normal,
+        RowKind::Outlier => normal,
     };
     number as f32
 }
 
-fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level) {
+fn check(kind: RowKind, count: usize, dim: usize, metric: Metric, level: Level) {
     let mut random = Random::new(dim as u64);
-    let at = (0..count * dim).map(|i| (i / dim, i % dim));
-    let values: Vec<f32> = at.map(|at| value(kind, at, &mut random)).collect();
+    let values = (0..count * dim).map(|i| value(kind, i / dim, i % dim, &mut random));
+    let values: Vec<f32> = values.collect();
     let rows = Rows::all(Arc::new(Matrix::new(Elements::F32(values.clone()), count, dim)));
     let job = Job::default();
     let sampled = Sampled::new(&values, dim, &job).unwrap();
     let places = RowPermutation::strided(count);
     let of = |form| {
-        let of = (metric, level, form, None);
-        QuantizedBase::try_new((&rows, places), &sampled, of, &job).unwrap()
+        let spec = LayoutSpec { metric, level, k: None };
+        QuantizedBase::try_new(&rows, places, &sampled, form, spec, &job).unwrap()
     };
     let (Some(prefiltered), Some(all)) = (of(CodeForm::Prefiltered), of(CodeForm::Sixteen)) else {
         // One long row may leave only zeros to the rest.
-        assert!(matches!(kind, Kind::Outlier), "{kind:?} {metric}");
+        assert!(matches!(kind, RowKind::Outlier), "{kind:?} {metric}");
         return;
     };
     // Rows of the base, longer and shorter ones, and one of another direction.
@@ -80,7 +81,7 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
     };
     let everything = sweep(&vec![i32::MIN; factors.len()]);
     let prefilter = prefiltered.prefilter.as_ref().unwrap();
-    let mut queries = prefilter.queries(&words, length, level);
+    let mut queries = prefilter.queries(&words, length);
     for rank in [0, 1, 10, count / 4, count - 1] {
         let least: Vec<i32> = (0..factors.len() as u32)
             .map(|query| {
@@ -91,8 +92,9 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
             })
             .collect();
         let mut passed = PassedPairs::default();
-        let of_base = (0..panels, &prefiltered.starts[..], &prefiltered.decided[..]);
-        prefilter.sweep(level, of_base, (&mut queries, &least), &mut passed);
+        let (starts, decided) = (&prefiltered.starts[..], &prefiltered.decided[..]);
+        let base = BasePanels { panels: 0..panels, starts, decided };
+        prefilter.sweep(base, &mut queries, &least, &mut passed);
         let mut found: Vec<_> = passed.iter().collect();
         found.sort_unstable_by_key(|pair| (pair.query, pair.row));
         let all = |found: &[PassedPair]| -> Vec<_> {
@@ -104,13 +106,19 @@ fn check(kind: Kind, (count, dim): (usize, usize), metric: Metric, level: Level)
 
 #[test]
 fn a_prefilter_by_fewer_bits_loses_no_pair() {
-    let kinds =
-        [Kind::Normal, Kind::Spikes, Kind::Constant, Kind::Lengths, Kind::Tight, Kind::Outlier];
+    let kinds = [
+        RowKind::Normal,
+        RowKind::Spikes,
+        RowKind::Constant,
+        RowKind::Lengths,
+        RowKind::Tight,
+        RowKind::Outlier,
+    ];
     for level in Level::all().into_iter().filter(|level| level.prefilter_width().is_some()) {
         for kind in kinds {
-            for shape in [(300, 5), (400, 16), (500, 47), (700, 130), (300, 1000)] {
+            for (count, dim) in [(300, 5), (400, 16), (500, 47), (700, 130), (300, 1000)] {
                 for metric in [Metric::SqEuclidean, Metric::InnerProduct] {
-                    check(kind, shape, metric, level);
+                    check(kind, count, dim, metric, level);
                 }
             }
         }

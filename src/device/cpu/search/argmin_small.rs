@@ -4,6 +4,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
+use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::simd::soa::{SIDE_BY_SIDE, SoaRows, fold_squares};
 use crate::error::{Error, Result};
@@ -29,6 +30,7 @@ pub(super) fn nearest_one(
     base: &Rows,
     metric: Metric,
     pairing: &Pairing<'_>,
+    level: Level,
     job: &Job,
 ) -> Option<Result<Neighbors>> {
     // Roots of different squares may be equal; the earlier row then wins.
@@ -36,11 +38,12 @@ pub(super) fn nearest_one(
     if !is_small(queries.matrix().dim(), base.len()) || !plain || base.is_empty() {
         return None;
     }
+    let (dim, first) = (queries.matrix().dim(), pairing.first_base);
     if let (Some(from), Some(to)) = (queries.reals::<f32>(), base.reals::<f32>()) {
-        return Some(nearest_reals(from, to, queries.matrix().dim(), pairing.first_base, job));
+        return Some(nearest_reals(from, to, dim, first, level, job));
     }
     let (from, to) = (queries.reals::<f64>()?, base.reals::<f64>()?);
-    Some(nearest_reals(from, to, queries.matrix().dim(), pairing.first_base, job))
+    Some(nearest_reals(from, to, dim, first, level, job))
 }
 
 fn nearest_reals<T: SimdReal>(
@@ -48,6 +51,7 @@ fn nearest_reals<T: SimdReal>(
     base: &[T],
     dim: usize,
     first_base: u32,
+    level: Level,
     job: &Job,
 ) -> Result<Neighbors> {
     let count = queries.len() / dim;
@@ -60,7 +64,7 @@ fn nearest_reals<T: SimdReal>(
         .try_for_each(|(queries, (rows, distances))| {
             job.check()?;
             let queries = SoaRows::new(queries, dim);
-            pulp::Arch::new().dispatch(ArgminSmall { queries: &queries, base, rows, distances });
+            level.dispatch(ArgminSmall { queries: &queries, base, rows, distances });
             rows.iter_mut().for_each(|row| *row += first_base);
             Ok::<_, Error>(())
         })?;
@@ -90,7 +94,8 @@ impl<T: SimdReal> WithSimd for ArgminSmall<'_, T> {
             let (mut best, mut numbers) = ([T::ZERO; SIDE_BY_SIDE], [T::ZERO; SIDE_BY_SIDE]);
             fold_squares::<S, T, _>(
                 simd,
-                (group, self.base),
+                group,
+                self.base,
                 (T::splat(simd, T::INFINITY), T::splat(simd, T::ZERO)),
                 #[inline(always)]
                 |(best, nearest), number, squares| {

@@ -33,7 +33,7 @@ impl Arithmetic<f32> for BitRows {
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
-        let arch = pulp::Arch::new();
+        let arch = visit.level.arch();
         let mut pairs = 0;
         for block in visit.blocks() {
             visit.job.check()?;

@@ -84,7 +84,7 @@ impl<T: SimdReal> Arithmetic<T> for DirectPanels<T> {
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
-        let arch = pulp::Arch::new();
+        let arch = visit.level.arch();
         let negated: Vec<T>;
         let values = if visit.metric.sum() == Sum::Products {
             negated = queries.values.iter().map(|x| -*x).collect();

@@ -22,16 +22,17 @@ pub(super) fn distances_of(
     queries: &Rows,
     base: &Rows,
     metric: Metric,
-    (candidates, level): (&Candidates<'_>, Level),
+    candidates: &Candidates<'_>,
+    level: Level,
     job: &Job,
 ) -> Result<Distances> {
     assert!(u32::try_from(queries.len()).is_ok(), "pairs are of 32 bits");
-    let of = ((metric, base.matrix().dim()), (candidates, level));
+    let dim = base.matrix().dim();
     if let (Some(from), Some(to)) = (queries.reals::<f64>(), base.reals::<f64>()) {
-        return numbers((from, to), of.0, of.1, job).map(Distances::F64);
+        return numbers(from, to, metric, dim, candidates, level, job).map(Distances::F64);
     }
     if let (Some(from), Some(to)) = (queries.reals::<f32>(), base.reals::<f32>()) {
-        return numbers((from, to), of.0, of.1, job).map(Distances::F32);
+        return numbers(from, to, metric, dim, candidates, level, job).map(Distances::F32);
     }
     if let (Some((from, first)), Some((to, start))) = (queries.sets(), base.sets()) {
         let sets = |pairs: &[(u32, u32)], found: &mut [f32]| {
@@ -44,16 +45,19 @@ pub(super) fn distances_of(
     let (from, to) = (queries.words().unwrap_or_default(), base.words().unwrap_or_default());
     let width = base.matrix().width();
     let bits = |pairs: &[(u32, u32)], found: &mut [f32]| {
-        pulp::Arch::new().dispatch(BitPairs { metric, width, from, to, pairs, found });
+        level.dispatch(BitPairs { metric, width, from, to, pairs, found });
     };
     each(candidates, TASK_PAIRS, bits, job).map(Distances::F32)
 }
 
 /// The distances of pairs of rows of numbers.
 fn numbers<T: SimdReal>(
-    (queries, base): (&[T], &[T]),
-    (metric, dim): (Metric, usize),
-    (candidates, level): (&Candidates<'_>, Level),
+    queries: &[T],
+    base: &[T],
+    metric: Metric,
+    dim: usize,
+    candidates: &Candidates<'_>,
+    level: Level,
     job: &Job,
 ) -> Result<Vec<T>> {
     let distances = |pairs: &[(u32, u32)], distances: &mut [T]| {

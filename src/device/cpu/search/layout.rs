@@ -10,13 +10,11 @@ use super::inverted_index::InvertedIndex;
 use super::sink::Sink;
 use super::traversal::{self, Arithmetic, Call, QueryBlock, TASK_QUERIES, Visit};
 use crate::device::contract::Work;
-use crate::device::cpu::quantize::base::{CodeForm, QuantizedBase, Sampled};
+use crate::device::cpu::quantize::base::{CodeForm, LayoutSpec, QuantizedBase, Sampled};
 use crate::device::cpu::row_permutation::RowPermutation;
-use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::metric::Metric;
 use crate::parallel::on_other_threads;
 use crate::rows::Rows;
 
@@ -34,16 +32,11 @@ pub(super) enum BaseLayout {
 
 impl BaseLayout {
     /// Lays rows out for searches of `k` neighbours, within the job's budget; see [`QuantizedBase::try_new`].
-    pub fn new(
-        rows: &Rows,
-        (metric, level, k): (Metric, Level, Option<usize>),
-        job: &Job,
-    ) -> Result<Self> {
-        let of = (metric, level, k);
+    pub fn new(rows: &Rows, spec: LayoutSpec, job: &Job) -> Result<Self> {
         Ok(if rows.reals::<f32>().is_some() {
-            Self::F32(Layout::new(rows, of, &CODE_FORMS, job)?)
+            Self::F32(Layout::new(rows, spec, &CODE_FORMS, job)?)
         } else if rows.reals::<f64>().is_some() {
-            Self::F64(Layout::new(rows, of, &CODE_FORMS, job)?)
+            Self::F64(Layout::new(rows, spec, &CODE_FORMS, job)?)
         } else if rows.sets().is_some() {
             Self::Sets(InvertedIndex::new(rows, job)?)
         } else {
@@ -56,10 +49,7 @@ impl BaseLayout {
 #[derive(Debug)]
 pub(super) struct Layout<T> {
     rows: Rows,
-    metric: Metric,
-    level: Level,
-    /// Neighbours of a query, if layouts may depend on them.
-    k: Option<usize>,
+    spec: LayoutSpec,
     layouts: [OnceLock<RealLayout<T>>; 4],
     /// The tree of boxes, for rows of few dimensions after enough queries.
     bbox_tree: Mutex<BboxTreeState<T>>,
@@ -86,18 +76,11 @@ enum RealLayout<T> {
 
 impl<T: SimdReal> Layout<T> {
     /// Makes the first of these forms that suits, or panels.
-    fn new(
-        rows: &Rows,
-        (metric, level, k): (Metric, Level, Option<usize>),
-        forms: &[CodeForm],
-        job: &Job,
-    ) -> Result<Self> {
+    fn new(rows: &Rows, spec: LayoutSpec, forms: &[CodeForm], job: &Job) -> Result<Self> {
         let layouts = std::array::from_fn(|_| OnceLock::new());
         let layout = Self {
             rows: rows.clone(),
-            metric,
-            level,
-            k,
+            spec,
             layouts,
             bbox_tree: Mutex::new(BboxTreeState::NotYet),
             queries: AtomicUsize::new(0),
@@ -115,8 +98,8 @@ impl<T: SimdReal> Layout<T> {
         if !forms.is_empty() {
             let sampled = Sampled::new(values, dim, job)?;
             for form in forms {
-                let of = (self.metric, self.level, *form, self.k);
-                match QuantizedBase::try_new((&self.rows, self.places()), &sampled, of, job) {
+                let (rows, places, spec) = (&self.rows, self.places(), self.spec);
+                match QuantizedBase::try_new(rows, places, &sampled, *form, spec, job) {
                     // The next form is smaller.
                     Err(Error::HostMemory { .. }) if *form == CodeForm::Prefiltered => {}
                     made => {
@@ -141,8 +124,8 @@ impl<T: SimdReal> Layout<T> {
             (self.bbox_tree(sinks.len(), call)?, queries.reals())
         {
             let is_asked = is_new || BboxTree::<T>::is_worth_a_sample(sinks.len());
-            if !is_asked || bbox_tree.suits(values, sinks, (call, self.level))? {
-                return bbox_tree.search(values, sinks, (call, self.level));
+            if !is_asked || bbox_tree.suits(values, sinks, call)? {
+                return bbox_tree.search(values, sinks, call);
             }
             *self.bbox_tree.lock().unwrap_or_else(PoisonError::into_inner) = BboxTreeState::Refused;
         }
@@ -248,7 +231,9 @@ mod tests {
     use super::*;
     use crate::device::contract::Pairing;
     use crate::device::cpu::search::sink::{Neighbor, TopK};
+    use crate::device::cpu::simd::level::Level;
     use crate::matrix::{Elements, Matrix};
+    use crate::metric::Metric;
     use crate::random::Random;
 
     /// Another sink than the k nearest: all rows up to a distance.
@@ -297,12 +282,12 @@ mod tests {
             let queries = base.slice(0..30);
             let reach = dim as f32 / 7.0;
             let job = Job::default();
-            let call = Call { metric, pairing: &Pairing::default(), job: &job };
             for (level, first) in
                 Level::all().into_iter().flat_map(|level| [0, 1, 2, 3].map(|first| (level, first)))
             {
-                let of = (metric, level, None);
-                let layout = Layout::new(&base, of, &CODE_FORMS[first..], &job).unwrap();
+                let call = Call { metric, level, pairing: &Pairing::default(), job: &job };
+                let spec = LayoutSpec { metric, level, k: None };
+                let layout = Layout::new(&base, spec, &CODE_FORMS[first..], &job).unwrap();
                 let mut found = vec![WithinReach { reach, rows: Vec::new() }; queries.len()];
                 traversal::run(&layout, &queries, &call, &mut found).unwrap();
                 for (q, mut sink) in found.into_iter().enumerate() {
@@ -319,7 +304,7 @@ mod tests {
     }
 
     /// The nearest rows of every query, by their sums in the contract's order.
-    fn nearest(values: &[f32], (queries, dim, k): (usize, usize, usize)) -> Vec<Vec<(f32, u32)>> {
+    fn nearest(values: &[f32], queries: usize, dim: usize, k: usize) -> Vec<Vec<(f32, u32)>> {
         let rows: Vec<_> = values.chunks_exact(dim).collect();
         let of = |query: &&[f32]| {
             let sum = |row: &[f32]| Metric::SqEuclidean.sum_of(query, row);
@@ -357,12 +342,13 @@ mod tests {
             }
             let base = Rows::all(Arc::new(Matrix::new(Elements::F32(values.clone()), count, dim)));
             let (metric, job) = (Metric::SqEuclidean, Job::default());
-            let call = Call { metric, pairing: &Pairing::default(), job: &job };
             for (level, k) in Level::all().into_iter().flat_map(|level| [(level, 50), (level, 150)])
             {
-                let wanted = nearest(&values, (queries, dim, k));
+                let call = Call { metric, level, pairing: &Pairing::default(), job: &job };
+                let spec = LayoutSpec { metric, level, k: None };
+                let wanted = nearest(&values, queries, dim, k);
                 for forms in [&CODE_FORMS[..], &CODE_FORMS[1..], &CODE_FORMS[2..]] {
-                    let layout = Layout::new(&base, (metric, level, None), forms, &job).unwrap();
+                    let layout = Layout::new(&base, spec, forms, &job).unwrap();
                     let mut found = vec![TopK::new(k, metric); queries];
                     traversal::run(&layout, &base.slice(0..queries), &call, &mut found).unwrap();
                     for (list, wanted) in found.into_iter().zip(&wanted) {

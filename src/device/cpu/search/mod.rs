@@ -29,6 +29,7 @@ use self::layout::BaseLayout;
 use self::sink::{Neighbor, TopK};
 use self::traversal::Call;
 use super::CpuDevice;
+use super::quantize::base::LayoutSpec;
 use super::simd::level::Level;
 use super::simd::simd_real::SimdReal;
 use crate::device::contract::{
@@ -80,7 +81,8 @@ impl CpuRows {
             return Ok(base);
         }
         let k = (!self.force_prefilter).then_some(k);
-        let base = BaseLayout::new(&self.rows, (self.metric, self.level, k), job)?;
+        let spec = LayoutSpec { metric: self.metric, level: self.level, k };
+        let base = BaseLayout::new(&self.rows, spec, job)?;
         Ok(self.base.get_or_init(|| base))
     }
 }
@@ -142,7 +144,7 @@ impl SearchDevice for CpuDevice {
     ) -> Result<()> {
         let start = Instant::now();
         let rows = &queries.rows;
-        let call = Call { metric: queries.metric, pairing, job };
+        let call = Call { metric: queries.metric, level: self.level, pairing, job };
         let enough = pairing.enough;
         let k = match &mut lists.lists {
             TopKLists::F32(lists) => {
@@ -188,7 +190,8 @@ impl SearchDevice for CpuDevice {
         job: &Job,
     ) -> Result<Neighbors> {
         let start = Instant::now();
-        match argmin_small::nearest_one(&queries.rows, &base.rows, queries.metric, pairing, job) {
+        let (from, to, metric) = (&queries.rows, &base.rows, queries.metric);
+        match argmin_small::nearest_one(from, to, metric, pairing, self.level, job) {
             Some(found) => {
                 let mut found = found?;
                 found.work.kernel = start.elapsed();
@@ -226,13 +229,8 @@ impl SearchDevice for CpuDevice {
         job: &Job,
     ) -> Result<Distances> {
         candidates.check(queries.rows.len(), base.rows.len())?;
-        gather::distances_of(
-            &queries.rows,
-            &base.rows,
-            queries.metric,
-            (candidates, self.level),
-            job,
-        )
+        let (from, to, metric) = (&queries.rows, &base.rows, queries.metric);
+        gather::distances_of(from, to, metric, candidates, self.level, job)
     }
 }
 
@@ -240,7 +238,7 @@ impl SearchDevice for CpuDevice {
 fn tighten<T: SimdReal>(
     base: &Rows,
     queries: &Rows,
-    &Call { metric, pairing, .. }: &Call<'_>,
+    &Call { metric, level, pairing, .. }: &Call<'_>,
     lists: &mut [TopK<T>],
 ) {
     use rayon::prelude::*;
@@ -250,7 +248,7 @@ fn tighten<T: SimdReal>(
     let dim = queries.matrix().dim();
     let position = |number: u32| number.checked_sub(pairing.first_base).map(|p| p as usize);
     lists.par_chunks_mut(TOGETHER).enumerate().for_each(|(chunk, lists)| {
-        pulp::Arch::new().dispatch(
+        level.dispatch(
             #[inline(always)]
             || {
                 let first = chunk * TOGETHER;

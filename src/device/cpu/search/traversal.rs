@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::sink::{Neighbor, Sink};
 use crate::device::contract::{Pairing, QueryRows, Work};
 use crate::device::cpu::row_permutation::RowPermutation;
+use crate::device::cpu::simd::level::Level;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
@@ -27,6 +28,7 @@ pub(super) const BLOCK_ROWS: usize = 1024;
 pub(super) struct Call<'a> {
     /// The metric that both sides were prepared for.
     pub metric: Metric,
+    pub level: Level,
     pub pairing: &'a Pairing<'a>,
     pub job: &'a Job,
 }
@@ -65,6 +67,7 @@ pub(super) struct QueryBlock<'a, T> {
 #[derive(Clone)]
 pub(super) struct Visit<'a> {
     pub metric: Metric,
+    pub level: Level,
     pub job: &'a Job,
     first_base: u32,
     query_rows: QueryRows,
@@ -133,7 +136,7 @@ impl Visit<'_> {
 pub(super) fn run<T: Real, K: Sink<T>>(
     base: &impl Arithmetic<T>,
     queries: &Rows,
-    &Call { metric, pairing, job }: &Call<'_>,
+    &Call { metric, level, pairing, job }: &Call<'_>,
     sinks: &mut [K],
 ) -> Result<Work> {
     let places = base.places();
@@ -158,6 +161,7 @@ pub(super) fn run<T: Real, K: Sink<T>>(
         };
         let visit = Visit {
             metric,
+            level,
             job,
             first_base: pairing.first_base,
             query_rows: pairing.queries,

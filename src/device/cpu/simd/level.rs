@@ -1,7 +1,5 @@
 //! Which instructions this processor has.
 
-#[cfg(target_arch = "x86_64")]
-use pulp::Simd;
 use pulp::WithSimd;
 
 /// A set of instructions: a proof that this processor has them.
@@ -65,20 +63,24 @@ impl Level {
     }
 
     /// The most capable that this processor has; or that of the environment variable `NEIGHBORS_SIMD`, if it
-    /// names one that it has: `vnni`, `avx512`, `avx2`, `neon` or `plain`. Only the products of whole numbers and the sums of
-    /// the pairs that they leave know of it.
+    /// names one that it has: `vnni`, `avx512`, `avx2`, `neon` or `plain`.
     pub fn detect() -> Self {
         let (all, asked) = (Self::all(), std::env::var("NEIGHBORS_SIMD").unwrap_or_default());
         all.iter().find(|level| level.name() == asked).copied().unwrap_or(all[0])
     }
 
-    /// Runs portable code, compiled for no more than AVX2 if this is it.
-    pub(in crate::device::cpu) fn dispatch<W: WithSimd>(self, work: W) -> W::Output {
+    /// The instructions of portable code: no more than AVX2 if this is it, otherwise all that this processor has.
+    pub(in crate::device::cpu) fn arch(self) -> pulp::Arch {
         #[cfg(target_arch = "x86_64")]
         if let (Instructions::Avx2, Some(simd)) = (self.0, pulp::x86::V3::try_new()) {
-            return Simd::vectorize(simd, work);
+            return pulp::Arch::V3(simd);
         }
-        pulp::Arch::new().dispatch(work)
+        pulp::Arch::new()
+    }
+
+    /// Runs portable code.
+    pub(in crate::device::cpu) fn dispatch<W: WithSimd>(self, work: W) -> W::Output {
+        self.arch().dispatch(work)
     }
 
     /// Whether it has AVX-512 F.

@@ -93,15 +93,17 @@ impl Level {
         least: &[i32],
         found: &mut PassedPairs,
     ) {
-        self.panel_dot_threshold_prefetching(&[], (width, panels), (queries, least), found);
+        self.panel_dot_threshold_prefetching(&[], width, panels, queries, least, found);
     }
 
     /// As [`panel_dot_threshold`](Self::panel_dot_threshold), and meanwhile prefetches `lines`.
     pub fn panel_dot_threshold_prefetching(
         self,
         lines: &[CacheLine],
-        (width, panels): (Width, Panels<'_>),
-        (queries, least): (&Packed, &[i32]),
+        width: Width,
+        panels: Panels<'_>,
+        queries: &Packed,
+        least: &[i32],
         found: &mut PassedPairs,
     ) {
         let Packed { ref words, length, together } = *queries;

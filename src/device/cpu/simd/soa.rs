@@ -2,6 +2,7 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::level::Level;
 use super::simd_real::SimdReal;
 use crate::matrix::Real;
 use crate::metric::{Metric, Sum};
@@ -40,13 +41,14 @@ impl<T: Real> SoaRows<T> {
     /// contract's order. It is compiled for the processor's instructions if it is always inlined.
     pub fn distances(
         &self,
+        level: Level,
         metric: Metric,
         query: &[T],
         found: impl FnMut(usize, &[T; SIDE_BY_SIDE]),
     ) where
         T: SimdReal,
     {
-        pulp::Arch::new().dispatch(SoaDistances { rows: self, metric, query, found });
+        level.dispatch(SoaDistances { rows: self, metric, query, found });
     }
 }
 
@@ -98,7 +100,8 @@ const TOGETHER: usize = 3;
 #[inline(always)]
 pub(in crate::device::cpu) fn fold_squares<S: Simd, T: SimdReal, A: Copy>(
     simd: S,
-    (rows, others): (&[SoaColumn<T>], &[T]),
+    rows: &[SoaColumn<T>],
+    others: &[T],
     start: A,
     fold: impl Fn(A, T::Vector<S>, T::Vector<S>) -> A,
     mut end: impl FnMut(usize, A),

@@ -1,13 +1,14 @@
 //! Squared lengths and distances in float64. No order of their sums is promised.
 
+use super::level::Level;
 use crate::matrix::Real;
 
 /// Squares that are added up side by side.
 const SIDE_BY_SIDE: usize = 16;
 
 /// The square of a row's length.
-pub(in crate::device::cpu) fn square<T: Real>(row: &[T]) -> f64 {
-    pulp::Arch::new().dispatch(
+pub(in crate::device::cpu) fn square<T: Real>(level: Level, row: &[T]) -> f64 {
+    level.dispatch(
         #[inline(always)]
         || {
             let (mut sums, (most, last)) = ([0.0; SIDE_BY_SIDE], row.as_chunks::<SIDE_BY_SIDE>());
@@ -21,8 +22,8 @@ pub(in crate::device::cpu) fn square<T: Real>(row: &[T]) -> f64 {
 }
 
 /// The square of the distance between two rows of one length.
-pub(in crate::device::cpu) fn square_between<T: Real>(a: &[T], b: &[T]) -> f64 {
-    pulp::Arch::new().dispatch(
+pub(in crate::device::cpu) fn square_between<T: Real>(level: Level, a: &[T], b: &[T]) -> f64 {
+    level.dispatch(
         #[inline(always)]
         || {
             let (most_a, last_a) = a.as_chunks::<SIDE_BY_SIDE>();
@@ -52,9 +53,11 @@ mod tests {
         for dim in [0, 1, 15, 16, 17, 100] {
             let row = |step: usize| (0..dim).map(|i| (i * step % 7) as f32).collect();
             let (a, b): (Vec<f32>, Vec<f32>) = (row(3), row(5));
-            let wanted: f32 = a.iter().zip(&b).map(|(a, b)| (a - b) * (a - b)).sum();
-            assert_eq!(square_between(&a, &b), f64::from(wanted));
-            assert_eq!(square(&a), f64::from(a.iter().map(|x| x * x).sum::<f32>()));
+            let expected: f32 = a.iter().zip(&b).map(|(a, b)| (a - b) * (a - b)).sum();
+            for level in Level::all() {
+                assert_eq!(square_between(level, &a, &b), f64::from(expected));
+                assert_eq!(square(level, &a), f64::from(a.iter().map(|x| x * x).sum::<f32>()));
+            }
         }
     }
 }

@@ -56,8 +56,8 @@ impl TileDot {
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 | Instructions::Avx512 => Self(DotKernel::Avx2),
             #[cfg(target_arch = "aarch64")]
-            Instructions::Neon => Self(DotKernel::Plain(pulp::Arch::new())),
-            Instructions::Plain => Self(DotKernel::Plain(pulp::Arch::new())),
+            Instructions::Neon => Self(DotKernel::Plain(level.arch())),
+            Instructions::Plain => Self(DotKernel::Plain(level.arch())),
         }
     }
 

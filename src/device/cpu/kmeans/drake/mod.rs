@@ -178,7 +178,7 @@ impl<T: SimdReal> Drake<T> {
     ) {
         let (moved, most) = (centroids.moved.as_slice(), centroids.most_moved);
         uncertain.clear();
-        pulp::Arch::new().dispatch(
+        self.measure.level.dispatch(
             #[inline(always)]
             || {
                 for (row, (list, own)) in

@@ -16,9 +16,9 @@ use std::ops::Range;
 
 pub(super) use self::quantizer::Longest;
 use self::quantizer::PrefilterQuery;
+pub(super) use self::quantizer::SearchSize;
 pub(in crate::device::cpu) use self::quantizer::{MOST_GUESSED, PrefilterQuantizer};
 use crate::device::cpu::simd::dot_i16::{CacheLine, CodeLines, DotOperands};
-use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::ordered_sums::prefetch;
 use crate::device::cpu::simd::panels::{Group, InitialSums, Packed, Panels, PassedPairs, ROWS};
 use crate::memory::Aligned;
@@ -35,6 +35,15 @@ pub(in crate::device::cpu) struct Prefilter {
     pub(super) lines: Aligned<CacheLine>,
     /// The longest residual and the longest row, in steps.
     pub(super) longest: Longest,
+}
+
+/// Some panels of a base; their 16-bit sums begin with `starts`, and a row may pass if it has a bit in `decided`, which
+/// have elements for all panels of the base.
+#[derive(Debug, Clone)]
+pub(in crate::device::cpu) struct BasePanels<'a> {
+    pub panels: Range<usize>,
+    pub starts: &'a [InitialSums],
+    pub decided: &'a [u64],
 }
 
 /// The words of queries in the layout in which a base compares them.
@@ -72,7 +81,7 @@ impl Prefilter {
     }
 
     /// Queries from the words of their 16-bit codes, `length` of each.
-    pub fn queries(&self, words: &[i32], length: usize, level: Level) -> PrefilterQueries {
+    pub fn queries(&self, words: &[i32], length: usize) -> PrefilterQueries {
         let (count, per_row) = (words.len() / length, self.quantizer.lines());
         let mut lines = Aligned::zeros(count * per_row);
         let (mut each, mut codes) = (Vec::with_capacity(count), Vec::new());
@@ -84,7 +93,7 @@ impl Prefilter {
             CacheLine::copy(&numbers, lines);
             each.push(self.quantizer.query(&numbers, &mut codes));
         }
-        let packed = level.pack(&codes, self.quantizer.words());
+        let packed = self.quantizer.level.pack(&codes, self.quantizer.words());
         PrefilterQueries { each, packed, lines, least: Vec::new(), passed_prefilter: 0 }
     }
 
@@ -97,31 +106,25 @@ impl Prefilter {
             .extend(each.map(|(query, least)| self.quantizer.least(query, *least, &self.longest)));
     }
 
-    /// Finds the pairs of all queries and some panels whose 16-bit sums, which begin with `starts`, reach the query's
-    /// threshold; returns the number of these sums that were computed. `decided` has a bit for each row that may
-    /// pass.
+    /// Finds the pairs of all queries and some panels whose 16-bit sums reach the query's threshold; returns the number
+    /// of these sums that were computed.
     pub fn sweep(
         &self,
-        level: Level,
-        (panels, starts, decided): (Range<usize>, &[InitialSums], &[u64]),
-        (queries, least): (&mut PrefilterQueries, &[i32]),
+        base: BasePanels<'_>,
+        queries: &mut PrefilterQueries,
+        least: &[i32],
         found: &mut PassedPairs,
     ) -> u64 {
         self.limit(queries, least);
+        let panels = base.panels.clone();
         // If more pairs of the last panels passed than there are rows, prefetches all rows in 16 bits.
         let next = match queries.passed_prefilter > panels.len() * ROWS {
             true => self.lines_of(panels.clone()),
             false => &[],
         };
-        self.candidates(
-            level,
-            (panels.clone(), &self.starts[panels.clone()]),
-            queries,
-            next,
-            found,
-        );
+        self.candidates(panels.clone(), &self.starts[panels], queries, next, found);
         queries.passed_prefilter = found.len();
-        self.retain(level, (panels, starts, decided), (queries, least), found);
+        self.retain(base, queries, least, found);
         queries.passed_prefilter as u64
     }
 
@@ -129,15 +132,16 @@ impl Prefilter {
     /// prefetches the lines `next`.
     pub fn candidates(
         &self,
-        level: Level,
-        (panels, starts): (Range<usize>, &[InitialSums]),
+        panels: Range<usize>,
+        starts: &[InitialSums],
         PrefilterQueries { packed, least, .. }: &PrefilterQueries,
         next: &[CacheLine],
         found: &mut PassedPairs,
     ) {
         let own = Panels { groups: &self.groups, starts: &self.starts }.some(panels);
-        let swept = (self.quantizer.width, Panels { starts, ..own });
-        level.panel_dot_threshold_prefetching(next, swept, (packed, least), found);
+        let (level, width, swept) =
+            (self.quantizer.level, self.quantizer.width, Panels { starts, ..own });
+        level.panel_dot_threshold_prefetching(next, width, swept, packed, least, found);
     }
 
     /// Prefetches the 16-bit rows of the pairs that passed, so that their reads from memory overlap.
@@ -151,16 +155,17 @@ impl Prefilter {
     /// Keeps the pairs whose 16-bit sums, as in [`sweep`](Self::sweep), reach the query's threshold.
     pub fn retain(
         &self,
-        level: Level,
-        (panels, starts, decided): (Range<usize>, &[InitialSums], &[u64]),
-        (queries, least): (&PrefilterQueries, &[i32]),
+        BasePanels { panels, starts, decided }: BasePanels<'_>,
+        queries: &PrefilterQueries,
+        least: &[i32],
         found: &mut PassedPairs,
     ) {
         let per_row = self.quantizer.lines();
         let base = CodeLines { all: self.lines_of(panels.clone()), per_row };
         let queries = CodeLines { all: &queries.lines, per_row };
         let (starts, decided) = (&starts[panels.clone()], &decided[panels]);
-        level.retain_by_dot_i16(DotOperands { base, queries, starts, decided, least }, found);
+        let operands = DotOperands { base, queries, starts, decided, least };
+        self.quantizer.level.retain_by_dot_i16(operands, found);
     }
 
     fn lines_of(&self, panels: Range<usize>) -> &[CacheLine] {

@@ -38,12 +38,20 @@ const SIDE_BY_SIDE: usize = 16;
 #[derive(Debug, Clone)]
 pub(in crate::device::cpu) struct PrefilterQuantizer {
     pub(super) width: Width,
+    pub(super) level: Level,
     pub(super) dim: usize,
     step: f64,
     /// The step of all queries, if sums start with squares.
     of_queries: Option<f64>,
     /// Typical lengths, which few queries exceed.
     usual: Lengths,
+}
+
+/// A search for the `k` nearest of a number of rows.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::device::cpu) struct SearchSize {
+    pub k: usize,
+    pub rows: usize,
 }
 
 /// Lengths of a query in its steps: of its codes, and of its residual.
@@ -93,20 +101,22 @@ impl PrefilterQuantizer {
     }
 
     /// The steps for these rows and queries like them. `None` if the level has no products of fewer bits, or if these
-    /// are not faster in a `search` of `(k, rows)`.
+    /// are not faster in this search.
     pub fn new<T: Real>(
-        (values, dim): (&[T], usize),
+        values: &[T],
+        dim: usize,
         quantizer: &Quantizer,
-        (squares, level): (bool, Level),
-        search: Option<(usize, usize)>,
+        squares: bool,
+        search: Option<SearchSize>,
     ) -> Option<Self> {
+        let level = quantizer.level;
         let width = level.prefilter_width().filter(|_| quantizer.width == Width::Sixteen)?;
         let rows = values.len() / dim;
         let sampled = rows.min(SAMPLED);
         let row = |i: usize| &values[i * rows / sampled * dim..][..dim];
         let round = |i: usize, centre: &[f64], step: f64| {
             let mut numbers = Vec::new();
-            let rounded = quantizer.round(row(i), (centre, step), &mut numbers);
+            let rounded = quantizer.round(row(i), centre, step, &mut numbers);
             (rounded, numbers)
         };
         // Products of outliers could overflow 32 bits.
@@ -127,7 +137,8 @@ impl PrefilterQuantizer {
             let last = sizes.len() - 1 - sizes.len() / EXCEEDS_ONE_IN;
             *sizes.select_nth_unstable_by(last, f64::total_cmp).1
         };
-        let mut prefilter = Self { width, dim, step, of_queries: None, usual: Lengths::default() };
+        let (of_queries, usual) = (None, Lengths::default());
+        let mut prefilter = Self { width, level, dim, step, of_queries, usual };
         let queries = if squares {
             let of_queries = match width {
                 Width::Eight => step,
@@ -150,14 +161,15 @@ impl PrefilterQuantizer {
         let (numbers, residual) = lengths.map(|own| (own.numbers, own.residual)).unzip();
         prefilter.usual = Lengths { numbers: quantile(numbers), residual: quantile(residual) };
         let allowed = (prefilter.usual.numbers + prefilter.usual.residual) * LONGEST_ROW / step;
-        let pays = || search.is_none_or(|search| prefilter.pays((&base, &queries), search));
+        let pays = || search.is_none_or(|search| prefilter.pays(&base, &queries, search));
         (allowed < MOST_START && pays()).then_some(prefilter)
     }
 
     /// Whether the prefilter is faster than 16-bit products alone when the `k` nearest of `rows` rows are searched,
     /// estimated from sampled rows and queries.
-    fn pays(&self, (base, queries): (&[Vec<i16>], &[Vec<i16>]), (k, rows): (usize, usize)) -> bool {
-        let passing = pulp::Arch::new().dispatch(
+    fn pays(&self, base: &[Vec<i16>], queries: &[Vec<i16>], search: SearchSize) -> bool {
+        let SearchSize { k, rows } = search;
+        let passing = self.level.dispatch(
             #[inline(always)]
             || self.passing(base, queries),
         );
@@ -188,7 +200,7 @@ impl PrefilterQuantizer {
                 let mut bytes = vec![0; self.words() * self.width.per_word()];
                 let square = f64::from(product(numbers, numbers));
                 let start = if self.of_queries.is_some() { -square / 2.0 } else { 0.0 };
-                let (first, own) = self.round(numbers, (start as i32, square), &mut bytes);
+                let (first, own) = self.round(numbers, start as i32, square, &mut bytes);
                 longest = longest.max(own);
                 let bytes: Vec<_> = bytes.into_iter().map(i16::from).collect();
                 (numbers, start as i32, bytes, first)
@@ -250,7 +262,8 @@ impl PrefilterQuantizer {
     pub(in crate::device::cpu::quantize) fn round(
         &self,
         numbers: &[i16],
-        (start, square): (i32, f64),
+        start: i32,
+        square: f64,
         bytes: &mut [u8],
     ) -> (i32, Longest) {
         let (step, most) = (self.step as f32, largest(self.width) as f32);
@@ -285,14 +298,14 @@ impl PrefilterQuantizer {
     pub(super) fn query(&self, numbers: &[i16], words: &mut Vec<i32>) -> PrefilterQuery {
         let step = self.of_queries.unwrap_or_else(|| self.step_of(numbers));
         let mut rounded = vec![0; self.words() * self.width.per_word()];
-        pulp::Arch::new().dispatch(
+        self.level.dispatch(
             #[inline(always)]
             || round_query(numbers, step, &mut rounded),
         );
         if self.width == Width::Seven {
             rounded.chunks_mut(4 * TOGETHER_IN_16_BITS).for_each(fit_into_16_bits);
         }
-        let ([squares, residual], sum) = pulp::Arch::new().dispatch(
+        let ([squares, residual], sum) = self.level.dispatch(
             #[inline(always)]
             || lengths(numbers, step, &rounded),
         );

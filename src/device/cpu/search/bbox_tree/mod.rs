@@ -16,7 +16,6 @@ use self::tree::{MatrixPoints, left};
 use super::sink::Sink;
 use super::traversal::Call;
 use crate::device::contract::{QueryRows, Work};
-use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::spatial_order::{Bisection, order_by_bisection};
 use crate::error::Result;
@@ -65,19 +64,14 @@ impl<T: SimdReal> BboxTree<T> {
     }
 
     /// Whether a sample of the queries visits few enough leaves.
-    pub fn suits<K: Sink<T>>(
-        &self,
-        queries: &[T],
-        sinks: &[K],
-        call: (&Call<'_>, Level),
-    ) -> Result<bool> {
+    pub fn suits<K: Sink<T>>(&self, queries: &[T], sinks: &[K], call: &Call<'_>) -> Result<bool> {
         let count = sinks.len().min(SAMPLED);
         let visited = (0..count).into_par_iter().map(|i| {
             let query = i * sinks.len() / count;
             self.some(queries, &mut [(query as u32, sinks[query].sibling())], call)
         });
         let visited = visited.try_reduce(|| 0, |a, b| Ok(a + b))?;
-        let most = MOST_VISITED[usize::from(!call.1.has_avx512())];
+        let most = MOST_VISITED[usize::from(!call.level.has_avx512())];
         Ok(visited as f64 <= most * (count * self.order.len()) as f64)
     }
 
@@ -86,10 +80,10 @@ impl<T: SimdReal> BboxTree<T> {
         &self,
         queries: &[T],
         sinks: &mut [K],
-        call: (&Call<'_>, Level),
+        call: &Call<'_>,
     ) -> Result<Work> {
         // Queries near each other visit the same leaves, which stay in a cache.
-        let order = self.order_of(queries, sinks.len(), call.0)?;
+        let order = self.order_of(queries, sinks.len(), call)?;
         let taken = |query: &u32| {
             let sink = &mut sinks[*query as usize];
             let empty = sink.sibling();
@@ -124,10 +118,10 @@ impl<T: SimdReal> BboxTree<T> {
         &self,
         queries: &[T],
         taken: &mut [(u32, K)],
-        (call, level): (&Call<'_>, Level),
+        call: &Call<'_>,
     ) -> Result<u64> {
         call.job.check()?;
-        Ok(level.dispatch(Descent { boxes: self, queries, call, taken }))
+        Ok(call.level.dispatch(Descent { boxes: self, queries, call, taken }))
     }
 }
 
@@ -139,6 +133,7 @@ mod tests {
     use crate::Metric;
     use crate::device::contract::Pairing;
     use crate::device::cpu::search::sink::{Neighbor, TopK};
+    use crate::device::cpu::simd::level::Level;
     use crate::job::Job;
     use crate::matrix::{Elements, Matrix};
     use crate::random::Random;
@@ -163,15 +158,15 @@ mod tests {
         let (dim, job) = (rows.matrix().dim(), Job::default());
         let values = rows.reals::<T>().unwrap();
         let boxes = BboxTree::new(&rows, values, &job).unwrap();
-        let queries =
+        let query_rows =
             if is_self_join { QueryRows::OfBase { first: 7 } } else { QueryRows::Separate };
-        let pairing = Pairing { queries, first_base: 7, ..Pairing::default() };
-        let call = Call { metric, pairing: &pairing, job: &job };
-        let asked = rows.len().min(70);
-        let mut sinks = vec![TopK::new(k, metric); asked];
-        let asked_values = &values[..asked * dim];
-        boxes.suits(asked_values, &sinks, (&call, level)).unwrap();
-        boxes.search(asked_values, &mut sinks, (&call, level)).unwrap();
+        let pairing = Pairing { queries: query_rows, first_base: 7, ..Pairing::default() };
+        let call = Call { metric, level, pairing: &pairing, job: &job };
+        let count = rows.len().min(70);
+        let mut sinks = vec![TopK::new(k, metric); count];
+        let queries = &values[..count * dim];
+        boxes.suits(queries, &sinks, &call).unwrap();
+        boxes.search(queries, &mut sinks, &call).unwrap();
         for (query, sink) in sinks.into_iter().enumerate() {
             let of = |row: usize| &values[row * dim..][..dim];
             let others = (0..rows.len()).filter(|row| !is_self_join || *row != query);
@@ -228,16 +223,17 @@ mod tests {
         let rows = Rows::all(Arc::new(Matrix::new(Elements::F32(all), count, dim)));
         let values = rows.reals::<f32>().unwrap();
         let boxes = BboxTree::new(&rows, values, &job).unwrap();
-        let call = Call { metric: Metric::L2, pairing: &Pairing::default(), job: &job };
+        let (pairing, level) = (&Pairing::default(), Level::all()[0]);
+        let call = Call { metric: Metric::L2, level, pairing, job: &job };
         let mut sinks = vec![TopK::new(10, Metric::L2); count];
-        let work = boxes.search(values, &mut sinks, (&call, Level::all()[0])).unwrap();
+        let work = boxes.search(values, &mut sinks, &call).unwrap();
         assert!(work.pairs < 400 * count as u64, "{} pairs", work.pairs);
         // Queries of a task that are far apart do not visit leaves near other queries.
         let far_apart: Vec<f32> =
             values.chunks_exact(dim).step_by(625).flatten().copied().collect();
         for (k, most) in [(10, 400), (40, 1000), (1000, 4000)] {
             let mut sinks = vec![TopK::new(k, Metric::L2); 64];
-            let work = boxes.search(&far_apart, &mut sinks, (&call, Level::all()[0])).unwrap();
+            let work = boxes.search(&far_apart, &mut sinks, &call).unwrap();
             assert!(work.pairs < 64 * most, "{} pairs, k = {k}", work.pairs);
         }
     }

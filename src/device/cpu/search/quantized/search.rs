@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::deferred::DeferredPairs;
 use crate::device::cpu::exact;
 use crate::device::cpu::quantize::base::QuantizedBase;
-use crate::device::cpu::quantize::prefilter::QueryCodes;
+use crate::device::cpu::quantize::prefilter::{BasePanels, QueryCodes};
 use crate::device::cpu::quantize::query_bound::QuantizedQuery;
 use crate::device::cpu::search::sink::Sink;
 use crate::device::cpu::search::traversal::{BLOCK_ROWS, QueryBlock, Visit};
@@ -183,9 +183,9 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
         let mut found = std::mem::take(&mut self.found);
         match (&base.prefilter, &mut self.packed) {
             (Some(prefilter), QueryCodes::Prefiltered(queries)) => {
-                let of = (panels.clone(), &base.starts[..], &base.decided[..]);
-                self.passed_prefilter +=
-                    prefilter.sweep(base.level, of, (queries, &self.least), &mut found);
+                let (starts, decided) = (&base.starts[..], &base.decided[..]);
+                let of = BasePanels { panels: panels.clone(), starts, decided };
+                self.passed_prefilter += prefilter.sweep(of, queries, &self.least, &mut found);
             }
             (_, QueryCodes::Packed(queries)) => {
                 let swept = base.panels(panels.clone());
