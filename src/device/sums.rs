@@ -118,12 +118,7 @@ impl Steps {
 
     /// Converts a row times its weight to steps and parts; false if an element is not exact.
     #[inline(always)]
-    fn parts<T: Real>(
-        &self,
-        row: &[T],
-        weight: f64,
-        (high, low): (&mut [i64], &mut [i64]),
-    ) -> bool {
+    fn parts<T: Real>(&self, row: &[T], weight: f64, high: &mut [i64], low: &mut [i64]) -> bool {
         let (limit, mut fits) = (self.limit(), true);
         let steps = self.inverse.iter().zip(&self.steps);
         for ((x, (inverse, step)), (high, low)) in
@@ -238,7 +233,7 @@ impl ExactSums {
     ) {
         let (high, low) = &mut self.row;
         let fits = if self.steps.has_parts {
-            self.steps.parts(row, weight, (high, low))
+            self.steps.parts(row, weight, high, low)
         } else {
             self.steps.whole(row, high)
         };

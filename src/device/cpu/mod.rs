@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 pub use self::definition::{ExactPairs, length_of};
 use self::kmeans::{assigner, seeding};
+use self::plan::AssignmentShape;
 use self::simd::level::Level;
 use super::compose::BySearch;
 use super::contract::{
@@ -179,9 +180,13 @@ impl KMeansDevice for CpuDevice {
         metric: Metric,
         job: &Job,
     ) -> Result<Option<Box<dyn Assigner>>> {
+        let shape = |element| {
+            let (level, dim) = (self.level, rows.matrix().dim());
+            AssignmentShape { metric, level, dim, element, k }
+        };
         match rows.reals::<f32>() {
-            Some(_) => assigner::<f32>(rows, k, metric, self.level, job),
-            None => assigner::<f64>(rows, k, metric, self.level, job),
+            Some(_) => assigner::<f32>(rows, shape(size_of::<f32>()), job),
+            None => assigner::<f64>(rows, shape(size_of::<f64>()), job),
         }
     }
 }

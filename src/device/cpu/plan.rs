@@ -45,7 +45,7 @@ use crate::metric::{Metric, Sum};
 
 /// A strategy that assigns rows to their nearest centroids, round after round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Assignment {
+pub enum AssignmentStrategy {
     /// Every row is compared with all centroids by 16-bit codes in every round.
     Exhaustive,
     /// One lower bound for each row.
@@ -67,7 +67,7 @@ pub struct AssignmentShape {
     pub k: usize,
 }
 
-/// The limits of [`Assignment::Exhaustive`]: uniform8 (1M × 8), K = 16, 218 to 134 ms, K = 64 531 ms where `Hamerly` takes
+/// The limits of [`AssignmentStrategy::Exhaustive`]: uniform8 (1M × 8), K = 16, 218 to 134 ms, K = 64 531 ms where `Hamerly` takes
 /// 392 (Zen 5, 2026-11-29); `cosine`, K = 32, 10.6 to 0.62 s where searches were the alternative.
 const EXHAUSTIVE_DIM: usize = 32;
 const EXHAUSTIVE: usize = 16;
@@ -82,10 +82,10 @@ const FEW: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 48)];
 const FEW_WITH_AVX512: (usize, usize) = (256, 128);
 const FEW_WITH_HAMERLY: (usize, usize) = (32, 1024);
 
-/// The most centroids of [`Assignment::Hamerly`].
+/// The most centroids of [`AssignmentStrategy::Hamerly`].
 const HAMERLY: usize = 4096;
 
-/// The least dimensions of [`Assignment::Elkan`]: with fewer, quantised rows save too little time for their memory.
+/// The least dimensions of [`AssignmentStrategy::Elkan`]: with fewer, quantised rows save too little time for their memory.
 const ELKAN_DIM: usize = 33;
 
 /// The most memory of a row's bounds, in quarters of the row's own. With AVX-512, comparing a row with many centroids is
@@ -97,13 +97,16 @@ const ELKAN_QUARTERS_WITH_AVX512: usize = 3;
 const ELKAN_BYTES: usize = 256;
 
 /// The strategies for these rounds, in the order in which they are tried.
-pub fn assignment(shape: AssignmentShape) -> impl Iterator<Item = Assignment> {
+pub fn assignment(shape: AssignmentShape) -> impl Iterator<Item = AssignmentStrategy> {
     let has_few = has_few_centroids(shape);
     let all = [
-        (Assignment::Exhaustive, suits_exhaustive(shape)),
-        (Assignment::Hamerly, has_few && shape.metric == Metric::SqEuclidean && shape.k <= HAMERLY),
-        (Assignment::Elkan, suits_elkan(shape)),
-        (Assignment::Drake, !has_few),
+        (AssignmentStrategy::Exhaustive, suits_exhaustive(shape)),
+        (
+            AssignmentStrategy::Hamerly,
+            has_few && shape.metric == Metric::SqEuclidean && shape.k <= HAMERLY,
+        ),
+        (AssignmentStrategy::Elkan, suits_elkan(shape)),
+        (AssignmentStrategy::Drake, !has_few),
     ];
     all.into_iter().filter(|(_, suits)| *suits).map(|(strategy, _)| strategy)
 }
@@ -140,7 +143,7 @@ pub fn bounds_pay(computed: usize, rows: usize, k: usize) -> bool {
     computed <= rows * (k / ONE_COMPUTED_IN + FREE)
 }
 
-/// Whether 16-bit codes decide enough rows that [`Assignment::Exhaustive`] is the fastest.
+/// Whether 16-bit codes decide enough rows that [`AssignmentStrategy::Exhaustive`] is the fastest.
 pub fn codes_decide(undecided: usize, rows: usize) -> bool {
     const ONE_UNDECIDED_IN: usize = 8;
     undecided <= rows / ONE_UNDECIDED_IN
@@ -148,7 +151,7 @@ pub fn codes_decide(undecided: usize, rows: usize) -> bool {
 
 /// The strategy by which first centroids are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seeding {
+pub struct SeedingStrategy {
     /// The number of centroids that are chosen by computing every pair, before integer bounds decide most pairs.
     pub exhaustive: usize,
     /// Whether a transposed copy of the rows is kept to compute every pair. Blocks of rows are otherwise transposed
@@ -171,19 +174,19 @@ const READ_ONCE: usize = 4;
 pub const PREFILTERED_VECTORS: usize = 768;
 
 /// The strategy of a seeding. Integer bounds: 50,000 rows of sift128, K = 1,024, 72 to 0.3 s.
-pub fn seeding(dim: usize, k: usize) -> Seeding {
+pub fn seeding(dim: usize, k: usize) -> SeedingStrategy {
     let first = COMPUTED_FIRST.into_iter().find(|(most_dim, _)| dim <= *most_dim);
     let exhaustive = match first {
         Some((_, first)) if k > 2 * first => first,
         None if k >= QUANTIZED => 0,
         _ => k,
     };
-    Seeding { exhaustive, is_transposed: k > READ_ONCE }
+    SeedingStrategy { exhaustive, is_transposed: k > READ_ONCE }
 }
 
 /// A strategy that compares rows of numbers with a tile of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dbscan {
+pub enum DbscanStrategy {
     /// Sums in the rows' own type.
     Direct,
     /// Products of 16-bit codes first, if a sample says that they pay: on up to this many directions, or on all
@@ -205,13 +208,13 @@ const PROJECTED_ROWS: usize = 2048;
 pub const DIRECTIONS: usize = 128;
 
 /// The strategy for a group of rows. Projections: sentences384, eps 0.3, count 237 to 44 ms.
-pub fn dbscan(metric: Metric, rows: usize, dim: usize) -> Dbscan {
+pub fn dbscan(metric: Metric, rows: usize, dim: usize) -> DbscanStrategy {
     let has_product = matches!(metric.sum(), Sum::Squares | Sum::Products);
     if rows < SAMPLED_ROWS || !SAMPLED_DIM.contains(&dim) || !has_product {
-        return Dbscan::Direct;
+        return DbscanStrategy::Direct;
     }
     let directions = if rows < PROJECTED_ROWS { 0 } else { DIRECTIONS.min(dim / 2) };
-    Dbscan::Sampled { directions }
+    DbscanStrategy::Sampled { directions }
 }
 
 /// Cost of a pair whose sum over `products` codes passes with this probability, in terms of such a sum: 50 for a
@@ -239,7 +242,7 @@ mod tests {
 
     #[test]
     fn strategies_are_those_of_the_table() {
-        use Assignment::{Drake, Elkan, Exhaustive, Hamerly};
+        use AssignmentStrategy::{Drake, Elkan, Exhaustive, Hamerly};
         let of = |metric, dim, k| {
             let level = Level::all().pop().expect("every processor has a level");
             assignment(AssignmentShape { metric, level, dim, element: 4, k }).collect::<Vec<_>>()
@@ -259,9 +262,9 @@ mod tests {
         let exhaustive = |dim, k| seeding(dim, k).exhaustive;
         assert_eq!([exhaustive(16, 64), exhaustive(16, 65), exhaustive(17, 33)], [64, 32, 16]);
         assert_eq!([exhaustive(33, 15), exhaustive(33, 16)], [15, 0]);
-        assert_eq!(dbscan(squares, 255, 64), Dbscan::Direct);
-        assert_eq!(dbscan(squares, 2047, 64), Dbscan::Sampled { directions: 0 });
-        assert_eq!(dbscan(cosine, 2048, 64), Dbscan::Sampled { directions: 32 });
-        assert_eq!(dbscan(Metric::L1, 2048, 64), Dbscan::Direct);
+        assert_eq!(dbscan(squares, 255, 64), DbscanStrategy::Direct);
+        assert_eq!(dbscan(squares, 2047, 64), DbscanStrategy::Sampled { directions: 0 });
+        assert_eq!(dbscan(cosine, 2048, 64), DbscanStrategy::Sampled { directions: 32 });
+        assert_eq!(dbscan(Metric::L1, 2048, 64), DbscanStrategy::Direct);
     }
 }

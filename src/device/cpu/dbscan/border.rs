@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use super::context::{Context, Core, PairCounts};
 use super::space::Space;
-use super::tiles::{LANES, lanes_of};
-use super::tree::Node;
+use super::tiles::{LANES, TileRow, TileRows, lanes_of};
+use super::tree::TileNode;
 use super::union_find::UnionFind;
 use crate::device::contract::NOISE;
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::error::Result;
 impl<P: Space> Context<'_, P> {
     /// The cluster of each row: for a core row its own, for any other the first cluster within eps, or [`NOISE`].
     pub fn assign_borders(&self, core: &Core, sets: &UnionFind) -> Result<Vec<u32>> {
-        let root = Node::root(self.tree.rows());
+        let root = TileNode::root(self.tree.rows());
         let mut first_of = vec![NOISE; 2 * core.len()];
         self.first_clusters(root, core, sets, &mut first_of);
         let tiles = (0..core.len()).into_par_iter().map(|tile| -> Result<[u32; LANES]> {
@@ -27,12 +27,14 @@ impl<P: Space> Context<'_, P> {
                 return Ok(firsts);
             }
             let ((own, others), pairs) = (self.around(tile), PairCounts::default());
-            let mut found = BorderSearch { own, open, firsts, most: NOISE, pairs };
+            let first_of = &first_of;
+            let mut search =
+                BorderSearch { core, sets, first_of, own, open, firsts, most: NOISE, pairs };
             for node in std::iter::once(own).chain(others) {
-                self.nearest(&mut found, node, (core, sets, &first_of))?;
+                self.nearest(&mut search, node)?;
             }
-            self.account(found.pairs);
-            Ok(found.firsts)
+            self.account(search.pairs);
+            Ok(search.firsts)
         });
         let tiles: Vec<_> = tiles.collect::<Result<_>>()?;
         let mut firsts = vec![NOISE; self.tree.rows()];
@@ -45,7 +47,7 @@ impl<P: Space> Context<'_, P> {
     /// Finds the first cluster with a core row in each node, or [`NOISE`].
     fn first_clusters(
         &self,
-        node: Node,
+        node: TileNode,
         core: &Core,
         sets: &UnionFind,
         first_of: &mut [u32],
@@ -65,42 +67,44 @@ impl<P: Space> Context<'_, P> {
     }
 
     /// Looks in a node for earlier clusters within eps of a tile's rows.
-    fn nearest(
-        &self,
-        found: &mut BorderSearch,
-        node: Node,
-        all @ (core, sets, first_of): (&Core, &UnionFind, &[u32]),
-    ) -> Result<()> {
-        let (bounds, first) = (self.tree.bounds(node), first_of[node.index]);
-        if first >= found.most || self.pruning.is_apart(self.tree.bounds(found.own), bounds) {
+    fn nearest(&self, search: &mut BorderSearch<'_>, node: TileNode) -> Result<()> {
+        let (bounds, first) = (self.tree.bounds(node), search.first_of[node.index]);
+        if first >= search.most || self.pruning.is_apart(self.tree.bounds(search.own), bounds) {
             return Ok(());
         }
         if let Some((left, right)) = node.children() {
-            self.nearest(found, left, all)?;
-            return self.nearest(found, right, all);
+            self.nearest(search, left)?;
+            return self.nearest(search, right);
         }
         self.job.check()?;
-        let (own, tile) = (found.own.tile(), node.tile());
-        let is_open = |lane: &u32| first < found.firsts[*lane as usize];
-        let rows = lanes_of(found.open).filter(is_open).fold(0, |rows, lane| rows | 1 << lane);
+        let BorderSearch { core, sets, .. } = *search;
+        let (own, tile) = (search.own.tile(), node.tile());
+        let is_open = |lane: &u32| first < search.firsts[*lane as usize];
+        let rows = lanes_of(search.open).filter(is_open).fold(0, |rows, lane| rows | 1 << lane);
         let rows = self.rows_near(own, rows, bounds);
-        let candidates = self.space.candidates((own, rows), (tile, core[tile]));
+        let others = TileRows { tile, rows: core[tile] };
+        let candidates = self.space.candidates(TileRows { tile: own, rows }, others);
         for lane in lanes_of(rows) {
-            let candidates = (candidates[lane as usize] & core[tile], u32::MAX);
-            let near = self.near((own, lane), tile, candidates, &mut found.pairs);
+            let candidates = TileRows { tile, rows: candidates[lane as usize] & core[tile] };
+            let row = TileRow { tile: own, lane };
+            let near = self.near(row, candidates, u32::MAX, &mut search.pairs);
             let firsts = lanes_of(near).map(|lane| sets.first(self.tree.row(tile, lane)));
-            let first = &mut found.firsts[lane as usize];
+            let first = &mut search.firsts[lane as usize];
             *first = firsts.min().unwrap_or(NOISE).min(*first);
         }
-        let of_open = lanes_of(found.open).map(|lane| found.firsts[lane as usize]);
-        found.most = of_open.max().unwrap_or(0);
+        let of_open = lanes_of(search.open).map(|lane| search.firsts[lane as usize]);
+        search.most = of_open.max().unwrap_or(0);
         Ok(())
     }
 }
 
 /// A tile whose rows that are not core search for clusters.
-struct BorderSearch {
-    own: Node,
+struct BorderSearch<'a> {
+    core: &'a Core,
+    sets: &'a UnionFind,
+    /// For each node, the first cluster with a core row there.
+    first_of: &'a [u32],
+    own: TileNode,
     /// The tile's rows that are not core.
     open: u64,
     /// The first cluster found for each row.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::context::{Context, Core, PairCounts, add};
 use super::space::Space;
-use super::tiles::lanes_of;
-use super::tree::Node;
+use super::tiles::{TileRow, TileRows, lanes_of};
+use super::tree::TileNode;
 use super::union_find::UnionFind;
 use crate::error::Result;
 
@@ -20,7 +20,7 @@ impl<P: Space> Context<'_, P> {
             sets: UnionFind::new(self.tree.rows()),
             known: (0..nodes).map(|_| AtomicU32::new(UNKNOWN)).collect(),
         };
-        let root = Node::root(self.tree.rows());
+        let root = TileNode::root(self.tree.rows());
         connector.find_empty(root);
         connector.within(root)?;
         Ok(connector.sets)
@@ -43,7 +43,7 @@ struct CoreConnector<'a, P> {
 
 impl<P: Space> CoreConnector<'_, P> {
     /// Marks nodes without core rows.
-    fn find_empty(&self, node: Node) -> bool {
+    fn find_empty(&self, node: TileNode) -> bool {
         let is_empty = match node.children() {
             // Both are marked.
             Some((left, right)) => self.find_empty(left) & self.find_empty(right),
@@ -55,16 +55,16 @@ impl<P: Space> CoreConnector<'_, P> {
         is_empty
     }
 
-    fn known(&self, node: Node) -> u32 {
+    fn known(&self, node: TileNode) -> u32 {
         self.known[node.index].load(Ordering::Relaxed)
     }
 
-    fn know(&self, node: Node, row: u32) {
+    fn know(&self, node: TileNode, row: u32) {
         self.known[node.index].store(row, Ordering::Relaxed);
     }
 
     /// Joins the core rows of a node.
-    fn within(&self, node: Node) -> Result<()> {
+    fn within(&self, node: TileNode) -> Result<()> {
         if self.known(node) != UNKNOWN {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl<P: Space> CoreConnector<'_, P> {
     }
 
     /// Joins the core rows of two nodes that are within eps of each other.
-    fn between(&self, a: Node, b: Node) -> Result<()> {
+    fn between(&self, a: TileNode, b: TileNode) -> Result<()> {
         let Context { tree, pruning, counters, .. } = self.context;
         if self.known(a) == EMPTY || self.known(b) == EMPTY {
             return Ok(());
@@ -117,13 +117,13 @@ impl<P: Space> CoreConnector<'_, P> {
     }
 
     /// Whether all core rows of two nodes are in one set.
-    fn are_joined(&self, a: Node, b: Node) -> bool {
+    fn are_joined(&self, a: TileNode, b: TileNode) -> bool {
         let (a, b) = (self.known(a), self.known(b));
         a < EMPTY && b < EMPTY && self.sets.first(a) == self.sets.first(b)
     }
 
     /// Records whether the core rows of a node are joined, after those of its halves.
-    fn update(&self, node: Node, left: Node, right: Node) {
+    fn update(&self, node: TileNode, left: TileNode, right: TileNode) {
         match (self.known(left), self.known(right)) {
             (EMPTY, known) | (known, EMPTY) => self.know(node, known),
             (known, _) if self.are_joined(left, right) => self.know(node, known),
@@ -132,7 +132,7 @@ impl<P: Space> CoreConnector<'_, P> {
     }
 
     /// Joins all core rows of a node, or of two.
-    fn join_all(&self, node: Node, other: Option<Node>) -> Result<()> {
+    fn join_all(&self, node: TileNode, other: Option<TileNode>) -> Result<()> {
         let tiles = node.tiles().chain(other.iter().flat_map(|other| other.tiles()));
         let mut first = None;
         for tile in tiles {
@@ -150,12 +150,13 @@ impl<P: Space> CoreConnector<'_, P> {
     }
 
     /// Joins the core rows of a tile.
-    fn within_tile(&self, node: Node) -> Result<()> {
+    fn within_tile(&self, node: TileNode) -> Result<()> {
         let Context { tree, job, .. } = self.context;
         job.check()?;
         let tile = node.tile();
         let (mut open, mut found, mut pairs) = (self.core[tile], 0u64, PairCounts::default());
-        let candidates = self.context.space.candidates((tile, open), (tile, open));
+        let all = TileRows { tile, rows: open };
+        let candidates = self.context.space.candidates(all, all);
         // A search from row to row: each row found looks for further open rows of the tile.
         while open != 0 {
             if found == 0 {
@@ -164,8 +165,9 @@ impl<P: Space> CoreConnector<'_, P> {
             }
             let lane = found.trailing_zeros();
             found ^= 1 << lane;
-            let candidates = (candidates[lane as usize] & open, u32::MAX);
-            let near = self.context.near((tile, lane), tile, candidates, &mut pairs);
+            let candidates = TileRows { tile, rows: candidates[lane as usize] & open };
+            let row = TileRow { tile, lane };
+            let near = self.context.near(row, candidates, u32::MAX, &mut pairs);
             let row = tree.row(tile, lane);
             lanes_of(near).for_each(|other| self.sets.join(row, tree.row(tile, other)));
             (open, found) = (open ^ near, found | near);
@@ -176,13 +178,14 @@ impl<P: Space> CoreConnector<'_, P> {
     }
 
     /// Joins the core rows of two tiles that are within eps of each other.
-    fn between_tiles(&self, a: Node, b: Node) -> Result<()> {
+    fn between_tiles(&self, a: TileNode, b: TileNode) -> Result<()> {
         let Context { tree, job, .. } = self.context;
         job.check()?;
         let (own, other, bounds) = (a.tile(), b.tile(), tree.bounds(b));
         let mut pairs = PairCounts::default();
         let rows = self.context.rows_near(own, self.core[own], bounds);
-        let candidates = self.context.space.candidates((own, rows), (other, self.core[other]));
+        let others = TileRows { tile: other, rows: self.core[other] };
+        let candidates = self.context.space.candidates(TileRows { tile: own, rows }, others);
         for lane in lanes_of(rows) {
             let (row, known) = (tree.row(own, lane), self.known(b));
             if known < EMPTY && self.sets.first(row) == self.sets.first(known) {
@@ -190,8 +193,9 @@ impl<P: Space> CoreConnector<'_, P> {
             }
             // One pair is enough where all core rows of the other tile are joined.
             let most = if known < EMPTY { 1 } else { u32::MAX };
-            let candidates = (candidates[lane as usize] & self.core[other], most);
-            let near = self.context.near((own, lane), other, candidates, &mut pairs);
+            let rows = candidates[lane as usize] & self.core[other];
+            let (own, candidates) = (TileRow { tile: own, lane }, TileRows { tile: other, rows });
+            let near = self.context.near(own, candidates, most, &mut pairs);
             if near == 0 {
                 continue;
             }
@@ -211,7 +215,7 @@ impl<P: Space> CoreConnector<'_, P> {
     }
 
     /// Records whether the core rows of a tile are joined.
-    fn know_tile(&self, node: Node) {
+    fn know_tile(&self, node: TileNode) {
         if self.known(node) != UNKNOWN {
             return;
         }

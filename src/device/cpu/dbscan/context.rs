@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::box_pruning::BoxPruning;
 use super::space::Space;
-use super::tiles::lanes_of;
-use super::tree::{Node, Tree};
+use super::tiles::{TileRow, TileRows, lanes_of};
+use super::tree::{TileNode, Tree};
 use crate::job::Job;
 
 /// The context of a step: the ordered rows, and their comparison.
@@ -42,13 +42,12 @@ pub(super) struct PairCounts {
 pub(super) type Core = Vec<u64>;
 
 impl<P: Space> Context<'_, P> {
-    /// The candidates in a tile that are within eps of a row: all of them, or at least `most`. A row is within eps of
-    /// itself.
+    /// The candidates that are within eps of a row: all of them, or at least `most`. A row is within eps of itself.
     pub fn near(
         &self,
-        (own, lane): (usize, u32),
-        tile: usize,
-        (candidates, most): (u64, u32),
+        TileRow { tile: own, lane }: TileRow,
+        TileRows { tile, rows: candidates }: TileRows,
+        most: u32,
         pairs: &mut PairCounts,
     ) -> u64 {
         let rows = self.tree.lanes(tile);
@@ -94,9 +93,9 @@ impl<P: Space> Context<'_, P> {
     }
 
     /// The node of a tile, and the sibling of each node on its path from the root, the nearest first.
-    pub fn around(&self, tile: usize) -> (Node, impl Iterator<Item = Node>) {
+    pub fn around(&self, tile: usize) -> (TileNode, impl Iterator<Item = TileNode>) {
         let mut others = Vec::new();
-        let mut node = Node::root(self.tree.rows());
+        let mut node = TileNode::root(self.tree.rows());
         while let Some((left, right)) = node.children() {
             let is_left = left.tiles().contains(&tile);
             others.push(if is_left { right } else { left });

@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use super::context::{Context, Core, PairCounts, add};
 use super::space::Space;
-use super::tiles::{LANES, lanes_of};
-use super::tree::Node;
+use super::tiles::{LANES, TileRow, TileRows, lanes_of};
+use super::tree::TileNode;
 use super::weights::{Total, Weights};
 use crate::error::Result;
 
@@ -38,7 +38,7 @@ impl NeighborCounts {
 
 /// A tile whose rows are counted.
 struct Counting<'a> {
-    own: Node,
+    own: TileNode,
     weights: &'a Weights,
     counts: NeighborCounts,
     tested: u64,
@@ -82,7 +82,7 @@ impl<P: Space> Context<'_, P> {
     }
 
     /// Counts the rows of a node that are within eps of the rows of a tile.
-    fn count(&self, counting: &mut Counting<'_>, node: Node) -> Result<()> {
+    fn count(&self, counting: &mut Counting<'_>, node: TileNode) -> Result<()> {
         if counting.counts.open == 0 {
             return Ok(());
         }
@@ -110,11 +110,13 @@ impl<P: Space> Context<'_, P> {
         if own != tile {
             rows = self.rows_near(own, rows, other);
         }
-        let candidates = self.space.candidates((own, rows), (tile, u64::MAX));
+        let all = TileRows { tile, rows: u64::MAX };
+        let candidates = self.space.candidates(TileRows { tile: own, rows }, all);
         for lane in lanes_of(rows) {
-            let (candidates, most) =
-                (candidates[lane as usize], counting.counts.missing(lane, counting.weights));
-            let near = self.near((own, lane), tile, (candidates, most), &mut counting.pairs);
+            let candidates = TileRows { tile, rows: candidates[lane as usize] };
+            let most = counting.counts.missing(lane, counting.weights);
+            let row = TileRow { tile: own, lane };
+            let near = self.near(row, candidates, most, &mut counting.pairs);
             let more = counting.weights.of_lanes(tile, near);
             counting.counts.add(lane, more, counting.weights);
         }
@@ -125,7 +127,7 @@ impl<P: Space> Context<'_, P> {
     fn is_core_exactly(&self, tile: usize, lane: u32, weights: &Weights) -> Result<bool> {
         let (mut exact, mut pairs) = (weights.exact(), PairCounts::default());
         let point = self.point(self.tree.row(tile, lane));
-        let mut open = vec![Node::root(self.tree.rows())];
+        let mut open = vec![TileNode::root(self.tree.rows())];
         while let Some(node) = open.pop() {
             self.job.check()?;
             if self.pruning.is_apart_from(&point, self.tree.bounds(node)) {
@@ -136,9 +138,10 @@ impl<P: Space> Context<'_, P> {
                 continue;
             }
             let other = node.tile();
-            let candidates = self.space.candidates((tile, 1 << lane), (other, u64::MAX));
-            let candidates = (candidates[lane as usize], u32::MAX);
-            let near = self.near((tile, lane), other, candidates, &mut pairs);
+            let (row, all) = (TileRows { tile, rows: 1 << lane }, u64::MAX);
+            let candidates = self.space.candidates(row, TileRows { tile: other, rows: all });
+            let candidates = TileRows { tile: other, rows: candidates[lane as usize] };
+            let near = self.near(TileRow { tile, lane }, candidates, u32::MAX, &mut pairs);
             exact.add(lanes_of(near).map(|lane| other * LANES + lane as usize));
         }
         self.account(pairs);

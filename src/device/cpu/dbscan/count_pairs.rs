@@ -8,14 +8,14 @@ use rayon::prelude::*;
 use super::context::{Context, Core, PairCounts, add};
 use super::count::NeighborCounts;
 use super::space::Space;
-use super::tiles::{LANES, lanes_of};
-use super::tree::Node;
+use super::tiles::{LANES, TileRow, TileRows, lanes_of};
+use super::tree::TileNode;
 use super::weights::Weights;
 use crate::error::Result;
 
 /// A tile whose rows are counted, by several threads.
 struct SharedCounts {
-    node: Node,
+    node: TileNode,
     /// The rows that are not known to be core. It may be outdated, with rows that have just become core.
     open: AtomicU64,
     counts: Mutex<NeighborCounts>,
@@ -48,8 +48,7 @@ impl<P: Space> Context<'_, P> {
         let all: Vec<_> = (0..tiles).map(shared).collect();
         (0..tiles).into_par_iter().try_for_each(|a| {
             let mut pairs = PairCounts::default();
-            (a..tiles)
-                .try_for_each(|b| self.count_pair((&all[a], &all[b]), weights, &mut pairs))?;
+            (a..tiles).try_for_each(|b| self.count_pair(&all[a], &all[b], weights, &mut pairs))?;
             self.account(pairs);
             Ok(())
         })?;
@@ -60,7 +59,8 @@ impl<P: Space> Context<'_, P> {
     /// Compares two tiles, or one with itself.
     fn count_pair(
         &self,
-        (a, b): (&SharedCounts, &SharedCounts),
+        a: &SharedCounts,
+        b: &SharedCounts,
         weights: &Weights,
         pairs: &mut PairCounts,
     ) -> Result<()> {
@@ -79,13 +79,14 @@ impl<P: Space> Context<'_, P> {
         }
         let rows = if open_others == 0 { open } else { self.tree.lanes(own) };
         let others = if open == 0 { open_others } else { self.tree.lanes(other) };
-        let candidates = self.space.candidates((own, rows), (other, others));
+        let (of_a, of_b) = (TileRows { tile: own, rows }, TileRows { tile: other, rows: others });
+        let candidates = self.space.candidates(of_a, of_b);
         let mut near = [0; LANES];
         for lane in lanes_of(rows) {
-            let wanted = if open >> lane & 1 == 1 { others } else { open_others };
+            let counted = if open >> lane & 1 == 1 { others } else { open_others };
             let most = if open_others == 0 { a.lock().missing(lane, weights) } else { u32::MAX };
-            let candidates = (candidates[lane as usize] & wanted, most);
-            near[lane as usize] = self.near((own, lane), other, candidates, pairs);
+            let candidates = TileRows { tile: other, rows: candidates[lane as usize] & counted };
+            near[lane as usize] = self.near(TileRow { tile: own, lane }, candidates, most, pairs);
         }
         let mut counts = a.lock();
         for lane in lanes_of(open).filter(|lane| near[*lane as usize] != 0) {

@@ -31,12 +31,12 @@ impl PrincipalDirections {
         let mut directions: Vec<f32> =
             (0..count * dim).map(|_| random.unit() as f32 - 0.5).collect();
         let mut along = vec![0.0; count * rows];
-        let sample = |strides| Factor { numbers: sample, strides };
+        let sample = MatrixView::new(sample, rows, dim);
         for _ in 0..ITERATIONS {
-            let from = Factor { numbers: &directions, strides: (1, dim) };
-            multiply(1.0, (sample((dim, 1)), from), (rows, dim, count), &mut along);
-            let from = Factor { numbers: &along, strides: (1, rows) };
-            multiply(1.0, (sample((1, dim)), from), (dim, rows, count), &mut directions);
+            let from = MatrixView::new(&directions, count, dim).transposed();
+            multiply(1.0, sample, from, &mut along);
+            let from = MatrixView::new(&along, count, rows).transposed();
+            multiply(1.0, sample.transposed(), from, &mut directions);
             put_at_right_angles(&mut directions, dim);
         }
         Self { directions, dim, shrink: 1.0 }.first(count)
@@ -61,10 +61,9 @@ impl PrincipalDirections {
     /// The projections of some rows, each of which errs by at most [`error`](Self::error) times the
     /// row's length.
     pub fn project(&self, rows: &[f32], to: &mut [f32]) {
-        let (count, rows_count) = (self.count(), rows.len() / self.dim);
-        let along = Factor { numbers: &self.directions, strides: (self.dim, 1) };
-        let rows = Factor { numbers: rows, strides: (1, self.dim) };
-        multiply(self.shrink, (along, rows), (count, self.dim, rows_count), to);
+        let along = MatrixView::new(&self.directions, self.count(), self.dim);
+        let rows = MatrixView::new(rows, rows.len() / self.dim, self.dim);
+        multiply(self.shrink, along, rows.transposed(), to);
     }
 
     /// See [`project`](Self::project).
@@ -75,34 +74,49 @@ impl PrincipalDirections {
     }
 }
 
-/// A factor of a product of matrices.
-struct Factor<'a> {
+/// A matrix.
+#[derive(Clone, Copy)]
+struct MatrixView<'a> {
     numbers: &'a [f32],
-    /// The strides from row to row, and from column to column.
-    strides: (usize, usize),
+    rows: usize,
+    columns: usize,
+    /// The distances from row to row, and from column to column.
+    down: usize,
+    right: usize,
 }
 
-/// Sets `to`, column by column, to `scale · a · b`, of which `a` has `rows × inner` numbers and `b` `inner × columns`.
-fn multiply(
-    scale: f32,
-    (a, b): (Factor<'_>, Factor<'_>),
-    (rows, inner, columns): (usize, usize, usize),
-    to: &mut [f32],
-) {
-    let holds = |of: &Factor<'_>, rows: usize, columns: usize| {
-        let last = rows.saturating_sub(1) * of.strides.0 + columns.saturating_sub(1) * of.strides.1;
-        rows * columns == 0 || last < of.numbers.len()
-    };
-    assert!(holds(&a, rows, inner) && holds(&b, inner, columns) && to.len() >= rows * columns);
+impl<'a> MatrixView<'a> {
+    /// A matrix row by row.
+    fn new(numbers: &'a [f32], rows: usize, columns: usize) -> Self {
+        Self { numbers, rows, columns, down: columns, right: 1 }
+    }
+
+    fn transposed(self) -> Self {
+        let Self { numbers, rows, columns, down, right } = self;
+        Self { numbers, rows: columns, columns: rows, down: right, right: down }
+    }
+
+    /// Whether all of it is within its slice.
+    fn is_within(&self) -> bool {
+        let Self { rows, columns, down, right, .. } = *self;
+        let last = rows.saturating_sub(1) * down + columns.saturating_sub(1) * right;
+        rows * columns == 0 || last < self.numbers.len()
+    }
+}
+
+/// Sets `to`, column by column, to `scale · a · b`.
+fn multiply(scale: f32, a: MatrixView<'_>, b: MatrixView<'_>, to: &mut [f32]) {
+    assert!(a.is_within() && b.is_within() && a.columns == b.rows);
+    assert!(to.len() >= a.rows * b.columns);
     let [a_down, a_right, b_down, b_right] =
-        [a.strides.0, a.strides.1, b.strides.0, b.strides.1].map(|stride| stride as isize);
+        [a.down, a.right, b.down, b.right].map(|stride| stride as isize);
     // SAFETY: the last number of each matrix is within its slice, as was asserted, and none is before its first; `to`
     // is borrowed mutably, so that it overlaps neither factor.
     unsafe {
         matrixmultiply::sgemm(
-            rows,
-            inner,
-            columns,
+            a.rows,
+            a.columns,
+            b.columns,
             scale,
             a.numbers.as_ptr(),
             a_down,
@@ -113,7 +127,7 @@ fn multiply(
             0.0,
             to.as_mut_ptr(),
             1,
-            rows as isize,
+            a.rows as isize,
         );
     }
 }

@@ -16,11 +16,11 @@ use rayon::prelude::*;
 use super::box_pruning::BoxPruning;
 use super::projection::{FARTHEST, Projection};
 use super::space::Space;
-use super::tiles::{LANES, lanes_of, lowest};
+use super::tiles::{LANES, TileRows, lanes_of, lowest};
 use super::values::Values;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
-use crate::device::cpu::simd::tile_dot_i16::{DimPair, QUERIES, Queries, TileDot, TileSums};
+use crate::device::cpu::simd::tile_dot_i16::{DimPair, QUERIES, TileDot, TileQueries, TileSums};
 use crate::device::cpu::spatial_order::Coordinates;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
@@ -154,16 +154,16 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
     }
 
     /// For some rows of a tile, the rows of another that may be within eps, as bits.
-    fn passing(&self, (own, lanes): (usize, u64), tile: usize) -> [u64; LANES] {
+    fn passing(&self, TileRows { tile: own, rows }: TileRows, tile: usize) -> [u64; LANES] {
         let mut found = [0; LANES];
-        let (rows, mut lanes) = (self.tile_of(tile), lanes_of(lanes));
+        let (others, mut lanes) = (self.tile_of(tile), lanes_of(rows));
         while let Some(first) = lanes.next() {
             // A partial group repeats its first row.
             let group: [u32; QUERIES] =
                 std::array::from_fn(|i| if i == 0 { first } else { lanes.next().unwrap_or(first) });
             let least = group.map(|lane| self.least[own * LANES + lane as usize]);
-            let queries = Queries { tile: self.tile_of(own), rows: group, least };
-            let passed = self.tile_dot.passing(rows, &self.starts[tile], &queries);
+            let queries = TileQueries { tile: self.tile_of(own), rows: group, least };
+            let passed = self.tile_dot.passing(others, &self.starts[tile], &queries);
             group.iter().zip(passed).for_each(|(lane, passed)| found[*lane as usize] = passed);
         }
         found
@@ -296,14 +296,14 @@ impl<T: SimdReal> Space for ProjectedFilter<'_, T> {
         Ok(())
     }
 
-    fn candidates(&self, own: (usize, u64), other: (usize, u64)) -> [u64; LANES] {
-        if other.1.count_ones() >= own.1.count_ones() {
-            return self.passing(own, other.0);
+    fn candidates(&self, rows: TileRows, others: TileRows) -> [u64; LANES] {
+        if others.rows.count_ones() >= rows.rows.count_ones() {
+            return self.passing(rows, others.tile);
         }
         // The fewer rows are compared with a whole tile.
-        let (passing, mut found) = (self.passing(other, own.0), [0; LANES]);
-        for lane in lanes_of(other.1) {
-            for row in lanes_of(passing[lane as usize] & own.1) {
+        let (passing, mut found) = (self.passing(others, rows.tile), [0; LANES]);
+        for lane in lanes_of(others.rows) {
+            for row in lanes_of(passing[lane as usize] & rows.rows) {
                 found[row as usize] |= 1 << lane;
             }
         }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::principal_directions::PrincipalDirections;
 use super::values::Values;
-use crate::device::cpu::plan::{self, DIRECTIONS, Dbscan};
+use crate::device::cpu::plan::{self, DIRECTIONS, DbscanStrategy};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::Result;
 use crate::job::Job;
@@ -50,7 +50,7 @@ impl Projection {
     pub fn new<T: SimdReal>(values: &Values<'_, T>, job: &Job) -> Result<Option<Self>> {
         let (rows, dim) = (values.rows(), values.dim);
         let strategy = plan::dbscan(values.within.metric(), rows, dim);
-        let Dbscan::Sampled { directions } = strategy else { return Ok(None) };
+        let DbscanStrategy::Sampled { directions } = strategy else { return Ok(None) };
         if !values.directions().iter().all(|of| of.inverse.is_finite()) {
             return Ok(None);
         }

@@ -1,7 +1,7 @@
 //! The interface of rows to DBSCAN: coordinates for boxes, and tests of a row against a tile of rows.
 
 use super::box_pruning::BoxPruning;
-use super::tiles::LANES;
+use super::tiles::{LANES, TileRows};
 use crate::device::cpu::spatial_order::Coordinates;
 use crate::error::Result;
 use crate::job::Job;
@@ -22,9 +22,9 @@ pub(super) trait Space: Coordinates {
     /// Lays the rows out in tiles of [`LANES`], in this order.
     fn tile(&mut self, order: &[u32], job: &Job) -> Result<()>;
 
-    /// For some rows of a tile, a superset of the rows of another tile within eps, as bits. Both sides are a tile and
-    /// bits of its rows; if the other side has fewer, each of its bits must be of a row that exists.
-    fn candidates(&self, _own: (usize, u64), _other: (usize, u64)) -> [u64; LANES] {
+    /// For some rows of a tile, a superset of the rows of another tile within eps, as bits. If there are
+    /// fewer others, each of their bits must be of a row that exists.
+    fn candidates(&self, _rows: TileRows, _others: TileRows) -> [u64; LANES] {
         [u64::MAX; LANES]
     }
 

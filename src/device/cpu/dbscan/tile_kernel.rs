@@ -47,7 +47,7 @@ impl<T: SimdReal> WithSimd for BoxTileKernel<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> u64 {
-        let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+        let lanes = size_of::<T::Register<S>>() / size_of::<T>();
         let mut may_be = 0;
         for first in (0..LANES / lanes).step_by(BESIDE) {
             let mut sums = [T::splat(simd, T::ZERO); BESIDE];
@@ -100,9 +100,9 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
     fn all<S: Simd>(
         &self,
         simd: S,
-        add: impl Fn(S, T::Vector<S>, T::Vector<S>, T::Vector<S>) -> T::Vector<S>,
+        add: impl Fn(S, T::Register<S>, T::Register<S>, T::Register<S>) -> T::Register<S>,
     ) -> (u64, u64) {
-        let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+        let lanes = size_of::<T::Register<S>>() / size_of::<T>();
         let (mut sure, mut may_be) = (0, 0);
         for first in (0..LANES / lanes).step_by(BESIDE) {
             let mut sums = [T::splat(simd, T::ZERO); BESIDE];
@@ -146,7 +146,7 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
 
 /// Whether all sums have passed the limit.
 #[inline(always)]
-fn is_beyond<T: SimdReal, S: Simd>(simd: S, sums: &[T::Vector<S>; BESIDE], limit: T) -> bool {
+fn is_beyond<T: SimdReal, S: Simd>(simd: S, sums: &[T::Register<S>; BESIDE], limit: T) -> bool {
     let [a, b, c, d] = *sums;
     let least = T::lesser(simd, T::lesser(simd, a, b), T::lesser(simd, c, d));
     !T::any_at_most(simd, least, T::splat(simd, limit))
@@ -154,7 +154,7 @@ fn is_beyond<T: SimdReal, S: Simd>(simd: S, sums: &[T::Vector<S>; BESIDE], limit
 
 /// A bit for each lane that is at most the limit. No lane is NaN.
 #[inline(always)]
-fn at_most<T: SimdReal, S: Simd>(simd: S, sum: T::Vector<S>, limit: T) -> u64 {
+fn at_most<T: SimdReal, S: Simd>(simd: S, sum: T::Register<S>, limit: T) -> u64 {
     // Each lane has a power of two of its own: their sum is exact.
     let powers: [T; 16] = std::array::from_fn(|i| T::from_f64((1u64 << i) as f64));
     let power = T::vectors::<S>(&powers)[0];

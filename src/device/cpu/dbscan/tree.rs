@@ -24,14 +24,14 @@ pub(super) struct Tree {
 
 /// Some consecutive tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Node {
+pub(super) struct TileNode {
     /// Its position in pre-order.
     pub index: usize,
     first: usize,
     tiles: usize,
 }
 
-impl Node {
+impl TileNode {
     /// The node of all tiles.
     pub fn root(rows: usize) -> Self {
         Self { index: 0, first: 0, tiles: rows.div_ceil(LANES) }
@@ -88,7 +88,7 @@ impl Tree {
         let mut reserved = job.reserve("a tree of bounding boxes", kept + building)?;
         let order =
             order_by_bisection(space, Bisection { rows: LANES, left: |tiles| tiles / 2 }, job)?;
-        let root = Node::root(rows);
+        let root = TileNode::root(rows);
         reserved.shrink_to(kept);
         let mut boxes = vec![0.0; root.nodes() * 2 * coordinates];
         bound(space, root, &order, &mut boxes, job)?;
@@ -101,12 +101,12 @@ impl Tree {
     }
 
     /// The box of a node: the least values of its coordinates, then the largest.
-    pub fn bounds(&self, node: Node) -> &[f64] {
+    pub fn bounds(&self, node: TileNode) -> &[f64] {
         &self.boxes[node.index * 2 * self.coordinates..][..2 * self.coordinates]
     }
 
     /// Number of a node's rows.
-    pub fn rows_in(&self, node: Node) -> usize {
+    pub fn rows_in(&self, node: TileNode) -> usize {
         let Range { start, end } = node.tiles();
         (end * LANES).min(self.rows()) - start * LANES
     }
@@ -131,7 +131,7 @@ impl Tree {
 /// Fills the boxes of a node and of all below it.
 fn bound(
     space: &impl Space,
-    node: Node,
+    node: TileNode,
     order: &[u32],
     boxes: &mut [f64],
     job: &Job,

@@ -202,7 +202,7 @@ impl<T: SimdReal> Elkan<T> {
     /// Bounds the distances of the pairs by quantised codes.
     fn compare(&self, centroids: &QuantizedCentroids<'_, T, RowCodes>, scratch: &mut ElkanScratch) {
         let ElkanScratch { pairs, sums, distance_bounds, .. } = scratch;
-        self.rounded.bounds(&centroids.rounded, pairs, self.measure.level, (sums, distance_bounds));
+        self.rounded.bounds(&centroids.rounded, pairs, sums, distance_bounds);
     }
 
     /// Compares the rows of a block with all centroids by quantised codes; returns the number of pairs.
@@ -214,18 +214,18 @@ impl<T: SimdReal> Elkan<T> {
     ) -> usize {
         let ElkanScratch { pairs, sums, .. } = scratch;
         let (first, rows, k) = (block.first as usize, block.labels.len(), centroids.moved.len());
-        let (rows, of) = (first..first + rows, (&mut *block.least, self.stride));
         let mut nearest = [(0, f32::INFINITY); BLOCK];
-        let (found, level) = (&mut nearest[..rows.len()], self.measure.level);
-        self.rounded.bounds_to_all(&centroids.rounded, (rows, level), (pairs, sums), of, found);
+        let (nearest, rows) = (&mut nearest[..rows], first..first + rows);
+        let least = &mut *block.least;
+        self.rounded.bounds_to_all(&centroids.rounded, rows, pairs, sums, least, nearest);
         let bounds = block.labels.iter_mut().zip(&mut *block.own);
-        let each = bounds.zip(block.least.chunks_exact_mut(self.stride)).zip(&*found);
+        let each = bounds.zip(block.least.chunks_exact_mut(self.stride)).zip(&*nearest);
         each.for_each(|(((label, own), least), nearest)| {
             (*label, *own) = *nearest;
             least[k..].fill(NEVER);
             least[*label as usize] = NEVER;
         });
-        found.len() * k
+        nearest.len() * k
     }
 
     /// Finds the rows that may be uncertain after centroids moved, and pairs each with its own centroid.

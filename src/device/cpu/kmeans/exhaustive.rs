@@ -11,12 +11,12 @@ use rayon::prelude::*;
 
 use super::drake::distances;
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
-use crate::device::cpu::plan;
-use crate::device::cpu::quantize::base::Rounding;
+use crate::device::cpu::plan::{self, AssignmentShape};
+use crate::device::cpu::quantize::base::RoundingError;
 use crate::device::cpu::quantize::quantizer::{LARGEST_WORD, LENGTH, Quantizer};
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{
-    Argmin2, CentroidWords, ExpectedArgmin, Group, LANES, Panels, ROWS, Width,
+    Argmin2, CentroidWords, CodePanels, ExpectedArgmin, Group, LANES, ROWS, Width,
 };
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::simd::soa::SoaRows;
@@ -51,8 +51,7 @@ const FARTHEST: f64 = 1e12;
 /// See the [module](self).
 pub(in crate::device::cpu) struct Exhaustive<T> {
     rows: Rows,
-    metric: Metric,
-    level: Level,
+    shape: AssignmentShape,
     fallback: Fallback,
     state: ExhaustiveState<T>,
     /// Rows that the sums of the last round left to the definition; `None` if another assigner did that round.
@@ -61,7 +60,7 @@ pub(in crate::device::cpu) struct Exhaustive<T> {
 
 /// Makes the assigner that takes over from [`Exhaustive`]; `None` leaves all rounds to searches.
 pub(in crate::device::cpu) type Fallback =
-    fn(&Rows, usize, Metric, Level, &Job) -> Result<Option<Box<dyn Assigner>>>;
+    fn(&Rows, AssignmentShape, &Job) -> Result<Option<Box<dyn Assigner>>>;
 
 enum ExhaustiveState<T> {
     Codes(PanelCodes<T>),
@@ -100,21 +99,21 @@ impl<T: SimdReal> Exhaustive<T> {
     /// [`Cancelled`](crate::Error::Cancelled).
     pub fn try_new(
         rows: &Rows,
-        metric: Metric,
-        level: Level,
+        shape: AssignmentShape,
         fallback: Fallback,
         job: &Job,
     ) -> Result<Option<Self>> {
+        let AssignmentShape { metric, level, .. } = shape;
         let state = PanelCodes::try_new(rows, metric, level, job)?.map(ExhaustiveState::Codes);
         let rows = rows.clone();
-        Ok(state.map(|state| Self { rows, metric, level, fallback, state, undecided: None }))
+        Ok(state.map(|state| Self { rows, shape, fallback, state, undecided: None }))
     }
 
     /// Leaves all further rounds to another assigner.
     fn give_up(&mut self, k: usize, job: &Job) -> Result<()> {
         // Freed first: the other assigner may need the memory.
         self.state = ExhaustiveState::Fallback(None);
-        let other = (self.fallback)(&self.rows, k, self.metric, self.level, job)?;
+        let other = (self.fallback)(&self.rows, AssignmentShape { k, ..self.shape }, job)?;
         self.state = ExhaustiveState::Fallback(other);
         Ok(())
     }
@@ -127,7 +126,7 @@ impl<T: SimdReal> PanelCodes<T> {
         if dim == 0 || rows.is_empty() {
             return Ok(None);
         }
-        let of_panel = Panels::groups_of(dim.div_ceil(Width::Sixteen.per_word()));
+        let of_panel = CodePanels::groups_of(dim.div_ceil(Width::Sixteen.per_word()));
         let count = rows.len().div_ceil(ROWS) * of_panel;
         // The sample, too, and the numbers of rows beyond the range.
         let beside = SAMPLE * (dim * size_of::<T>() + size_of::<f64>()) + rows.len() * 4;
@@ -227,15 +226,16 @@ impl<T: SimdReal> PanelCodes<T> {
     /// Rounding error of the definition's distances from a centroid at distance `longest` from the centre, in steps;
     /// `None` if a distance may overflow.
     fn error_of_squares(&self, longest: f64) -> Option<f64> {
-        let Rounding { relative, absolute, .. } =
-            Rounding::of::<T>(self.quantizer.centre.len() as f64);
+        let RoundingError { relative, absolute, .. } =
+            RoundingError::of::<T>(self.quantizer.centre.len() as f64);
         let farthest = ((self.reach + self.residual + longest) * self.quantizer.step).powi(2);
         (farthest < T::MAX.to_f64() / 4.0).then_some(relative * farthest + absolute)
     }
 
     /// Rounding error of the definition's cosine distances from a centroid, plus what clamping to 0 to 2 may change.
     fn error_of_products(&self, centroid: &[T]) -> f64 {
-        let Rounding { relative, absolute, .. } = Rounding::of::<T>(centroid.len() as f64);
+        let RoundingError { relative, absolute, .. } =
+            RoundingError::of::<T>(centroid.len() as f64);
         let both = self.longest + square(self.quantizer.level, centroid);
         relative * both + absolute + 8.0 * T::EPSILON.to_f64() + (both / 2.0 - 1.0).max(0.0)
     }
@@ -395,7 +395,7 @@ impl<T: SimdReal> Exhaustive<T> {
         labels: &mut Vec<u32>,
         job: &Job,
     ) -> Result<Option<(Vec<Moved>, Vec<u32>)>> {
-        let Self { metric, level, .. } = *self;
+        let AssignmentShape { metric, level, .. } = self.shape;
         let Some(centroids) = codes.centroids(centroids, metric) else { return Ok(None) };
         let has_labels = !labels.is_empty();
         if !has_labels {
@@ -448,7 +448,8 @@ impl<T: SimdReal> Assigner for Exhaustive<T> {
     }
 
     fn distances(&self, centroids: &Rows, labels: &[u32], job: &Job) -> Result<Distances> {
-        distances::<T>(&self.rows, centroids, labels, self.metric, self.level, job)
+        let AssignmentShape { metric, level, .. } = self.shape;
+        distances::<T>(&self.rows, centroids, labels, metric, level, job)
     }
 
     fn undecided(&self, centroids: &Rows, labels: &[u32]) -> Option<Vec<u32>> {

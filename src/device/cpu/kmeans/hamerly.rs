@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::drake::{distances, up};
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
-use crate::device::cpu::quantize::base::Rounding;
+use crate::device::cpu::quantize::base::RoundingError;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::simd::soa::{SIDE_BY_SIDE, SoaColumn, fold_squares};
@@ -41,7 +41,7 @@ pub(in crate::device::cpu) struct Hamerly<T> {
     before: Vec<T>,
     /// The length of the longest row.
     longest: f64,
-    rounding: Rounding,
+    rounding: RoundingError,
     _reserved: Reserved,
 }
 
@@ -76,7 +76,7 @@ impl<T: SimdReal> Hamerly<T> {
             closed_at: vec![0.0; rows.len()],
             before: Vec::new(),
             longest,
-            rounding: Rounding::of::<T>(dim as f64),
+            rounding: RoundingError::of::<T>(dim as f64),
             _reserved: reserved,
         }))
     }
@@ -84,7 +84,7 @@ impl<T: SimdReal> Hamerly<T> {
     /// `(factor, offset)` such that the distances a and b of two centroids of equal cost satisfy `a ≤ factor · b +
     /// offset`.
     fn apart(&self) -> (f64, f64) {
-        let Rounding { relative, absolute, .. } = self.rounding;
+        let RoundingError { relative, absolute, .. } = self.rounding;
         (1.0 + 2.0 * relative, 3.0 * absolute.sqrt())
     }
 
@@ -118,7 +118,8 @@ impl<T: SimdReal> Hamerly<T> {
 
     /// The constants by which costs bound gaps.
     fn slack(&self) -> Slack<T> {
-        let (Rounding { relative, absolute, .. }, (factor, apart)) = (self.rounding, self.apart());
+        let (RoundingError { relative, absolute, .. }, (factor, apart)) =
+            (self.rounding, self.apart());
         // The arithmetic below errs by a few units in the last place.
         let error = 8.0 * T::EPSILON.to_f64();
         let up = |x: f64| T::from_f64(x * (1.0 + error));

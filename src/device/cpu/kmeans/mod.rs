@@ -24,59 +24,53 @@ use self::drake::Drake;
 use self::elkan::Elkan;
 use self::exhaustive::Exhaustive;
 use self::hamerly::Hamerly;
-use super::plan::{self, Assignment, AssignmentShape};
-use super::simd::level::Level;
+use super::plan::{self, AssignmentShape, AssignmentStrategy};
 use super::simd::simd_real::SimdReal;
 use crate::device::contract::Assigner;
 use crate::error::Result;
 use crate::job::Job;
-use crate::metric::Metric;
 use crate::rows::Rows;
 
 /// See [`KMeansDevice::assigner`](crate::device::KMeansDevice::assigner): the first strategy of the plan that accepts the
 /// rows.
 pub(in crate::device::cpu) fn assigner<T: SimdReal>(
     rows: &Rows,
-    k: usize,
-    metric: Metric,
-    level: Level,
+    shape: AssignmentShape,
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
-    first_of::<T>(|_| true, rows, k, metric, level, job)
+    first_of::<T>(plan::assignment(shape), rows, shape, job)
 }
 
 /// The assigner that takes over from [`Exhaustive`].
 fn with_bounds<T: SimdReal>(
     rows: &Rows,
-    k: usize,
-    metric: Metric,
-    level: Level,
+    shape: AssignmentShape,
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
-    first_of::<T>(|strategy| strategy != Assignment::Exhaustive, rows, k, metric, level, job)
+    let all = plan::assignment(shape);
+    let with_bounds = all.filter(|strategy| *strategy != AssignmentStrategy::Exhaustive);
+    first_of::<T>(with_bounds, rows, shape, job)
 }
 
 fn first_of<T: SimdReal>(
-    takes: fn(Assignment) -> bool,
+    strategies: impl Iterator<Item = AssignmentStrategy>,
     rows: &Rows,
-    k: usize,
-    metric: Metric,
-    level: Level,
+    shape: AssignmentShape,
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
+    use AssignmentStrategy as Strategy;
     fn boxed(assigner: impl Assigner + 'static) -> Box<dyn Assigner> {
         Box::new(assigner)
     }
-    let (dim, element) = (rows.matrix().dim(), size_of::<T>());
-    let shape = AssignmentShape { metric, level, dim, element, k };
-    for strategy in plan::assignment(shape).filter(|strategy| takes(*strategy)) {
+    let AssignmentShape { metric, level, k, .. } = shape;
+    for strategy in strategies {
         let made = match strategy {
-            Assignment::Exhaustive => {
-                Exhaustive::<T>::try_new(rows, metric, level, with_bounds::<T>, job)?.map(boxed)
+            Strategy::Exhaustive => {
+                Exhaustive::<T>::try_new(rows, shape, with_bounds::<T>, job)?.map(boxed)
             }
-            Assignment::Hamerly => Hamerly::<T>::try_new(rows, k, metric, level, job)?.map(boxed),
-            Assignment::Elkan => Elkan::<T>::try_new(rows, k, metric, level, job)?.map(boxed),
-            Assignment::Drake => Drake::<T>::try_new(rows, metric, level, job)?.map(boxed),
+            Strategy::Hamerly => Hamerly::<T>::try_new(rows, k, metric, level, job)?.map(boxed),
+            Strategy::Elkan => Elkan::<T>::try_new(rows, k, metric, level, job)?.map(boxed),
+            Strategy::Drake => Drake::<T>::try_new(rows, metric, level, job)?.map(boxed),
         };
         if made.is_some() {
             return Ok(made);

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::drake::bound_list::{down, up};
-use crate::device::cpu::quantize::base::{QuantizedBase, Rounding};
+use crate::device::cpu::quantize::base::{QuantizedBase, RoundingError};
 use crate::device::cpu::quantize::quantizer::{ONE_OUTLIER_IN, Quantizer};
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::Width;
@@ -40,7 +40,7 @@ pub(super) struct QuantizedCentroids<'a, T, R> {
     pub moved: Vec<f32>,
     pub most_moved: f32,
     metric: Metric,
-    rounding: Rounding,
+    rounding: RoundingError,
     /// Steps in a unit of the rows.
     pub unit: f64,
     /// For products: an upper bound on `‖x − c‖² − 2 · sum`.
@@ -130,7 +130,7 @@ impl Measure {
         let mut moved: Vec<f32> = moved.collect();
         moved.resize(values.len() / dim, 0.0);
         let most_moved = moved.iter().copied().fold(0.0, f32::max);
-        let rounding = Rounding::of::<T>(dim as f64);
+        let rounding = RoundingError::of::<T>(dim as f64);
         let mut centroids = QuantizedCentroids {
             values,
             rounded,
@@ -167,7 +167,7 @@ impl Measure {
 impl<T: SimdReal, R> QuantizedCentroids<'_, T, R> {
     /// Upper bound on the distance of a centroid of this cost.
     pub fn most(&self, cost: T) -> f32 {
-        let Rounding { relative, absolute, .. } = self.rounding;
+        let RoundingError { relative, absolute, .. } = self.rounding;
         let reach = self.metric.reach(cost).to_f64();
         let distance = match self.metric.sum() {
             Sum::Squares => (reach.sqrt() + absolute.sqrt()) * (1.0 + relative),
@@ -178,7 +178,7 @@ impl<T: SimdReal, R> QuantizedCentroids<'_, T, R> {
 
     /// Lower bound on the distance of a centroid of this cost.
     pub fn least(&self, cost: T) -> f32 {
-        let Rounding { relative, absolute, .. } = self.rounding;
+        let RoundingError { relative, absolute, .. } = self.rounding;
         if self.metric.sum() != Sum::Squares || cost == T::INFINITY {
             return 0.0;
         }

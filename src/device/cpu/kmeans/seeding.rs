@@ -66,7 +66,7 @@ fn choose<T: SimdReal>(
     if k <= 1 {
         return Ok(vec![first; k]);
     }
-    let plan::Seeding { exhaustive, is_transposed } = plan::seeding(rows.matrix().dim(), k);
+    let plan::SeedingStrategy { exhaustive, is_transposed } = plan::seeding(rows.matrix().dim(), k);
     let by_bounds = match exhaustive {
         0 => CandidateSearch::<T>::by_bounds(rows, metric, level, k, job)?,
         _ => None,

@@ -8,7 +8,7 @@ use super::quantizer::{CodeLengths, ONE_OUTLIER_IN, Quantizer, product_with};
 use super::query_bound::{Bound, QuantizedQuery};
 use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{Group, InitialSums, Panels, ROWS, Width};
+use crate::device::cpu::simd::panels::{CodePanels, Group, InitialSums, ROWS, Width};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
@@ -181,7 +181,8 @@ impl QuantizedBase {
             Some(_) => 0,
             None => dim.div_ceil(quantizer.width.per_word()),
         };
-        let of_panel = Panels::bytes_of(words) + size_of::<InitialSums>() + 2 * size_of::<u64>();
+        let of_panel =
+            CodePanels::bytes_of(words) + size_of::<InitialSums>() + 2 * size_of::<u64>();
         let of_panel = of_panel + prefilter.as_ref().map_or(0, Prefilter::bytes);
         let reserved = job.reserve("quantised base rows", panels * of_panel)?;
         let mut quantized = Self {
@@ -189,7 +190,7 @@ impl QuantizedBase {
             places,
             metric,
             level: quantizer.level,
-            groups: Aligned::zeros(panels * Panels::groups_of(words)),
+            groups: Aligned::zeros(panels * CodePanels::groups_of(words)),
             starts: Aligned::zeros(panels),
             decided: vec![0; panels],
             odd_norm: vec![0; panels],
@@ -244,7 +245,7 @@ impl QuantizedBase {
     /// Words of a row: of its codes in the prefilter, if there is one.
     pub(in crate::device::cpu) fn words(&self) -> usize {
         let groups = self.prefilter.as_ref().map_or(&self.groups, |prefilter| &prefilter.groups);
-        groups.len() / Panels::groups_of(self.starts.len())
+        groups.len() / CodePanels::groups_of(self.starts.len())
     }
 
     /// The words of `count` queries in the layout in which this base compares them.
@@ -257,8 +258,8 @@ impl QuantizedBase {
     }
 
     /// Some of its panels, if there is no prefilter.
-    pub(in crate::device::cpu) fn panels(&self, panels: Range<usize>) -> Panels<'_> {
-        Panels { groups: &self.groups, starts: &self.starts }.some(panels)
+    pub(in crate::device::cpu) fn panels(&self, panels: Range<usize>) -> CodePanels<'_> {
+        CodePanels { groups: &self.groups, starts: &self.starts }.some(panels)
     }
 
     /// The outliers at some places.
@@ -280,7 +281,7 @@ impl QuantizedBase {
         let rounded = quantizer.round(values, &quantizer.of_queries, step, &mut numbers);
         let integral = quantizer.integral && quantizer.is_as_is(values, &numbers);
         let square = rounded.square;
-        let rounding = Rounding::of::<T>(values.len() as f64);
+        let rounding = RoundingError::of::<T>(values.len() as f64);
         let bound = if quantizer.is_too_long(&rounded, step) {
             Bound::None
         } else if squares {
@@ -331,14 +332,14 @@ impl<'a, T: Real> Sampled<'a, T> {
 
 /// The rounding error of the contract's own sum, relative and, near zero, absolute.
 #[derive(Clone, Copy)]
-pub(in crate::device::cpu) struct Rounding {
+pub(in crate::device::cpu) struct RoundingError {
     dim: f64,
     pub(in crate::device::cpu) relative: f64,
     pub(in crate::device::cpu) absolute: f64,
     largest: f64,
 }
 
-impl Rounding {
+impl RoundingError {
     pub(in crate::device::cpu) fn of<T: Real>(dim: f64) -> Self {
         let (dim, largest) = (dim + 8.0, T::MAX.to_f64());
         let relative = dim * T::EPSILON.to_f64();

@@ -11,14 +11,14 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::base::{CodeForm, LayoutSpec, QuantizedBase, Rounding, Sampled};
+use super::base::{CodeForm, LayoutSpec, QuantizedBase, RoundingError, Sampled};
 use super::prefilter::{BasePanels, PrefilterQuantizer, QueryCodes};
 use super::query_bound::Bound;
 use crate::device::cpu::exact;
 use crate::device::cpu::plan::PREFILTERED_VECTORS;
 use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::level::Level;
-use crate::device::cpu::simd::panels::{InitialSums, Panels, PassedPair, PassedPairs, ROWS};
+use crate::device::cpu::simd::panels::{CodePanels, InitialSums, PassedPair, PassedPairs, ROWS};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -49,7 +49,7 @@ pub(in crate::device::cpu) struct CostFilter {
     apart: f64,
     /// For products: lower and upper bound on `‖q − x‖² − 2 · sum`.
     squares: [f64; 2],
-    rounding: Rounding,
+    rounding: RoundingError,
 }
 
 /// Vectors that rows are compared with.
@@ -154,8 +154,8 @@ impl CostFilter {
             }
         }
         let Some(base) = base else { return Ok(None) };
-        let rounding = Rounding::of::<T>(dim as f64);
-        let Rounding { relative, absolute, .. } = rounding;
+        let rounding = RoundingError::of::<T>(dim as f64);
+        let RoundingError { relative, absolute, .. } = rounding;
         let apart = (2.0 * base.residual + absolute.sqrt()) / base.quantizer.step;
         let squares = match metric.sum() {
             Sum::Squares => [0.0; 2],
@@ -246,7 +246,7 @@ impl CostFilter {
         for number in &vectors.unbounded {
             pairs.extend((0..costs.len()).map(|row| (*number, row as u32)));
         }
-        let step = (STEP_BYTES / Panels::bytes_of(self.base.words())).max(1);
+        let step = (STEP_BYTES / CodePanels::bytes_of(self.base.words())).max(1);
         for from in (0..starts.len()).step_by(step) {
             let some = from..starts.len().min(from + step);
             let of_sums = self.sweep(panels, some.clone(), starts, vectors, passed);
@@ -298,7 +298,7 @@ impl CostFilter {
                 &self.base.starts[panels]
             }
             (_, QueryCodes::Packed(packed)) => {
-                let swept = Panels { starts, ..self.base.panels(panels) };
+                let swept = CodePanels { starts, ..self.base.panels(panels) };
                 level.panel_dot_threshold(self.base.width(), swept, packed, &vectors.least, passed);
                 starts
             }
@@ -354,7 +354,7 @@ impl CostFilter {
         {
             return [self.metric.distance(squares).to_f64(); 2];
         }
-        let Rounding { relative, absolute, .. } = self.rounding;
+        let RoundingError { relative, absolute, .. } = self.rounding;
         // A start may have lost a half.
         let between = square - 2.0 * sum;
         let least = ((between.max(0.0).sqrt() - self.apart) / self.inverse).max(0.0);

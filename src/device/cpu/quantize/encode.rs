@@ -50,7 +50,7 @@ impl EncodedPanels<'_> {
         let quantizer = self.quantizer;
         let (mut filled, panels, dim) =
             (EncodeStats::default(), self.starts.len(), quantizer.centre.len());
-        let words = self.groups.len() / panels::Panels::groups_of(panels);
+        let words = self.groups.len() / panels::CodePanels::groups_of(panels);
         let mut numbers = vec![0; dim.next_multiple_of(quantizer.width.per_word())];
         let mut bytes = vec![0; 4 * words];
         // A run of consecutive rows at a time for a quarter of a panel, whose words lie side by side.

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::base::{QuantizedBase, Rounding};
+use super::base::{QuantizedBase, RoundingError};
 use super::quantizer::{Quantizer, TOGETHER};
 use super::query_bound::{Bound, QuantizedQuery};
 use crate::device::cpu::simd::simd_real::SimdReal;
@@ -16,7 +16,7 @@ pub(in crate::device::cpu) struct QuantizedRows {
     length: usize,
     rows: Vec<QuantizedRow>,
     /// The rounding error of the sums that are bounded.
-    rounding: Rounding,
+    rounding: RoundingError,
     reserved: Reserved,
 }
 
@@ -65,7 +65,7 @@ impl QuantizedRows {
             }
             Ok::<_, crate::Error>(())
         })?;
-        let rounding = Rounding::of::<T>(dim as f64);
+        let rounding = RoundingError::of::<T>(dim as f64);
         Ok(Self { words, length, rows, rounding, reserved })
     }
 

@@ -19,6 +19,7 @@ pub(in crate::device::cpu) struct RowCodes {
     lines: Aligned<CacheLine>,
     per_row: usize,
     rows: Vec<RowNorms>,
+    level: Level,
     reserved: Reserved,
 }
 
@@ -79,7 +80,7 @@ impl RowCodes {
             }
             Ok::<_, crate::Error>(())
         })?;
-        Ok(Self { lines, per_row, rows, reserved })
+        Ok(Self { lines, per_row, rows, level: quantizer.level, reserved })
     }
 
     /// Whether all rows have bounds.
@@ -97,30 +98,32 @@ impl RowCodes {
         CodeLines { all: &self.lines, per_row: self.per_row }
     }
 
-    /// Bounds on the distances of pairs of a row and a row of `others`, given by their numbers.
+    /// Bounds on the distances of pairs of a row and a row of `others`, given by their numbers. `sums` is a buffer.
     pub fn bounds(
         &self,
         others: &Self,
         pairs: &[(u32, u32)],
-        level: Level,
-        (sums, bounds): (&mut Vec<i32>, &mut Vec<DistanceBounds>),
+        sums: &mut Vec<i32>,
+        bounds: &mut Vec<DistanceBounds>,
     ) {
-        level.dot_i16_pairs((self.lines(), others.lines()), pairs, sums);
+        self.level.dot_i16_pairs(self.lines(), others.lines(), pairs, sums);
         bounds.clear();
-        level.dispatch(BoundPairs { rows: (&self.rows, &others.rows), pairs, sums, bounds });
+        self.level.dispatch(BoundPairs { rows: (&self.rows, &others.rows), pairs, sums, bounds });
     }
 
-    /// Bounds on the distances of some rows from all rows of `others`. `least` gets lower bounds in whole steps,
-    /// `stride` elements for each row; `nearest` gets the row of `others` with the smallest upper bound, and that
-    /// bound.
+    /// Bounds on the distances of some rows from all rows of `others`. `least` gets lower bounds in whole steps, as many
+    /// for each row as it has room for; `nearest` gets the row of `others` with the smallest upper bound, and that
+    /// bound. `pairs` and `sums` are buffers.
     pub fn bounds_to_all(
         &self,
         others: &Self,
-        (rows, level): (Range<usize>, Level),
-        (pairs, sums): (&mut Vec<(u32, u32)>, &mut Vec<i32>),
-        (least, stride): (&mut [u16], usize),
+        rows: Range<usize>,
+        pairs: &mut Vec<(u32, u32)>,
+        sums: &mut Vec<i32>,
+        least: &mut [u16],
         nearest: &mut [(u32, f32)],
     ) {
+        let stride = least.len() / rows.len();
         for (part, of_part) in others.rows.chunks(OTHERS).enumerate() {
             let first = part * OTHERS;
             let numbers = first as u32..(first + of_part.len()) as u32;
@@ -128,11 +131,17 @@ impl RowCodes {
             for row in rows.clone() {
                 pairs.extend(numbers.clone().map(|other| (row as u32, other)));
             }
-            level.dot_i16_pairs((self.lines(), others.lines()), pairs, sums);
+            self.level.dot_i16_pairs(self.lines(), others.lines(), pairs, sums);
             let each = self.rows[rows.clone()].iter().zip(sums.chunks_exact(of_part.len()));
             let least = least.chunks_exact_mut(stride).map(|least| &mut least[first..]);
             for (((row, sums), least), nearest) in each.zip(least).zip(&mut *nearest) {
-                level.dispatch(BoundTile { row, others: (first, of_part), sums, least, nearest });
+                self.level.dispatch(BoundTile {
+                    row,
+                    others: (first, of_part),
+                    sums,
+                    least,
+                    nearest,
+                });
             }
         }
     }
@@ -249,18 +258,17 @@ mod tests {
                 _ => random.normal() * 1e-30 * 10f64.powi((i / dim % 9) as i32),
             };
             let values: Vec<f64> = (0..count * dim).map(|i| value(i, &mut random)).collect();
-            let quantizer =
-                Quantizer::fitting(&values, 0, dim, Sum::Squares, Level::all()[0], &job);
-            let quantizer = quantizer.unwrap();
-            let is_too_long = |row: &_| quantizer.is_too_long(row, quantizer.step);
-            let rows = RowCodes::new(&values, &quantizer, is_too_long, &job).unwrap();
-            let is_outlier = |row: &_| quantizer.is_outlier(row);
-            let others = RowCodes::new(&values, &quantizer, is_outlier, &job).unwrap();
             let pairs = (0..count as u32).flat_map(|a| (0..40).map(move |b| (a, b * 7)));
             let pairs: Vec<_> = pairs.collect();
             for level in Level::all() {
+                let quantizer = Quantizer::fitting(&values, 0, dim, Sum::Squares, level, &job);
+                let quantizer = quantizer.unwrap();
+                let is_too_long = |row: &_| quantizer.is_too_long(row, quantizer.step);
+                let rows = RowCodes::new(&values, &quantizer, is_too_long, &job).unwrap();
+                let is_outlier = |row: &_| quantizer.is_outlier(row);
+                let others = RowCodes::new(&values, &quantizer, is_outlier, &job).unwrap();
                 let (mut sums, mut bounds, mut close) = (Vec::new(), Vec::new(), 0);
-                rows.bounds(&others, &pairs, level, (&mut sums, &mut bounds));
+                rows.bounds(&others, &pairs, &mut sums, &mut bounds);
                 for ((a, b), bounds) in pairs.iter().zip(&bounds) {
                     let [a, b] = [a, b].map(|row| &values[*row as usize * dim..][..dim]);
                     let square: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();
@@ -269,17 +277,16 @@ mod tests {
                     assert!(least <= steps && steps <= most, "{kind}: {steps}, {bounds:?}");
                     close += usize::from(most - least < 0.01 * steps);
                 }
-                let (stride, level) = (count + 3, (50..70, level));
+                let stride = count + 3;
                 let (mut least, mut nearest) = (vec![9; 20 * stride], [(0, f32::INFINITY); 20]);
-                let used = (&mut Vec::new(), &mut Vec::new());
-                let found = (&mut *least, stride);
-                rows.bounds_to_all(&others, level.clone(), used, found, &mut nearest);
+                let (buffer, of_buffer) = (&mut Vec::new(), &mut Vec::new());
+                rows.bounds_to_all(&others, 50..70, buffer, of_buffer, &mut least, &mut nearest);
                 let all = (50..70).flat_map(|a| (0..count as u32).map(move |b| (a, b)));
-                rows.bounds(&others, &all.collect::<Vec<_>>(), level.1, (&mut sums, &mut bounds));
+                rows.bounds(&others, &all.collect::<Vec<_>>(), &mut sums, &mut bounds);
                 let each = bounds.chunks_exact(count).zip(least.chunks_exact(stride));
                 for ((bounds, least), (other, most)) in each.zip(nearest) {
-                    let wanted = bounds.iter().map(|bounds| lower(bounds.least)).chain([9; 3]);
-                    assert!(wanted.eq(least.iter().copied()), "{kind}, {level:?}");
+                    let expected = bounds.iter().map(|bounds| lower(bounds.least)).chain([9; 3]);
+                    assert!(expected.eq(least.iter().copied()), "{kind}, {level:?}");
                     assert!(bounds.iter().all(|bounds| bounds.most >= most));
                     assert!(most == f32::INFINITY || bounds[other as usize].most == most);
                 }

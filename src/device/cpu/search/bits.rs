@@ -3,7 +3,7 @@
 use pulp::{Simd, WithSimd};
 
 use super::sink::{Neighbor, Sink};
-use super::traversal::{Arithmetic, QueryBlock, Visit};
+use super::traversal::{Arithmetic, TaskQueries, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::row_permutation::RowPermutation;
 use crate::error::Result;
@@ -29,7 +29,7 @@ impl Arithmetic<f32> for BitRows {
 
     fn scan<K: Sink<f32>>(
         &self,
-        queries: &QueryBlock<'_, f32>,
+        queries: &TaskQueries<'_, f32>,
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
@@ -52,7 +52,7 @@ impl Arithmetic<f32> for BitRows {
 struct BitDistances<'a, K> {
     base: &'a BitRows,
     rows: std::ops::Range<usize>,
-    queries: &'a QueryBlock<'a, f32>,
+    queries: &'a TaskQueries<'a, f32>,
     visit: &'a Visit<'a>,
     sinks: &'a mut [K],
 }

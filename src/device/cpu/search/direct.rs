@@ -8,7 +8,7 @@
 use pulp::{Simd, WithSimd};
 
 use super::sink::Sink;
-use super::traversal::{Arithmetic, QueryBlock, Visit};
+use super::traversal::{Arithmetic, TaskQueries, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::simd_real::SimdReal;
@@ -80,7 +80,7 @@ impl<T: SimdReal> Arithmetic<T> for DirectPanels<T> {
 
     fn scan<K: Sink<T>>(
         &self,
-        queries: &QueryBlock<'_, T>,
+        queries: &TaskQueries<'_, T>,
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {
@@ -125,9 +125,9 @@ impl<T: SimdReal, K: Sink<T>> WithSimd for Sweep<'_, T, K> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         for first in (0..self.sinks.len()).step_by(QUERIES) {
             match self.visit.metric.sum() {
-                Sum::Squares => self.queries::<S, Squares>(simd, first),
-                Sum::Absolute => self.queries::<S, Absolute>(simd, first),
-                _ => self.queries::<S, Products>(simd, first),
+                Sum::Squares => self.queries::<S, SquareTerm>(simd, first),
+                Sum::Absolute => self.queries::<S, AbsoluteTerm>(simd, first),
+                _ => self.queries::<S, ProductTerm>(simd, first),
             }
         }
     }
@@ -169,7 +169,7 @@ impl<T: SimdReal, K: Sink<T>> Sweep<'_, T, K> {
     fn collect<S: Simd>(
         &mut self,
         _simd: S,
-        sums: &[[T::Vector<S>; 2]; QUERIES],
+        sums: &[[T::Register<S>; 2]; QUERIES],
         place: usize,
         first: usize,
         count: usize,
@@ -201,7 +201,7 @@ fn sums<S: Simd, T: SimdReal, A: Accumulate>(
     panel: &[PanelColumn<T>],
     queries: &[&[T]; QUERIES],
     register: usize,
-) -> [[T::Vector<S>; 2]; QUERIES] {
+) -> [[T::Register<S>; 2]; QUERIES] {
     let mut sums = [[T::splat(simd, T::ZERO); 2]; QUERIES];
     for (j, coordinate) in panel.iter().enumerate() {
         let base = T::vectors::<S>(&coordinate.0);
@@ -219,49 +219,49 @@ fn sums<S: Simd, T: SimdReal, A: Accumulate>(
 pub(super) trait Accumulate {
     fn accumulate<S: Simd, T: SimdReal>(
         simd: S,
-        query: T::Vector<S>,
-        base: T::Vector<S>,
-        sum: T::Vector<S>,
-    ) -> T::Vector<S>;
+        query: T::Register<S>,
+        base: T::Register<S>,
+        sum: T::Register<S>,
+    ) -> T::Register<S>;
 }
 
-pub(super) struct Squares;
-impl Accumulate for Squares {
+pub(super) struct SquareTerm;
+impl Accumulate for SquareTerm {
     #[inline(always)]
     fn accumulate<S: Simd, T: SimdReal>(
         simd: S,
-        query: T::Vector<S>,
-        base: T::Vector<S>,
-        sum: T::Vector<S>,
-    ) -> T::Vector<S> {
+        query: T::Register<S>,
+        base: T::Register<S>,
+        sum: T::Register<S>,
+    ) -> T::Register<S> {
         let difference = T::minus(simd, query, base);
         T::squared_plus(simd, difference, sum)
     }
 }
 
-pub(super) struct Absolute;
-impl Accumulate for Absolute {
+pub(super) struct AbsoluteTerm;
+impl Accumulate for AbsoluteTerm {
     #[inline(always)]
     fn accumulate<S: Simd, T: SimdReal>(
         simd: S,
-        query: T::Vector<S>,
-        base: T::Vector<S>,
-        sum: T::Vector<S>,
-    ) -> T::Vector<S> {
+        query: T::Register<S>,
+        base: T::Register<S>,
+        sum: T::Register<S>,
+    ) -> T::Register<S> {
         T::plus(simd, sum, T::magnitude(simd, T::minus(simd, query, base)))
     }
 }
 
 /// Queries are negated beforehand.
-struct Products;
-impl Accumulate for Products {
+struct ProductTerm;
+impl Accumulate for ProductTerm {
     #[inline(always)]
     fn accumulate<S: Simd, T: SimdReal>(
         simd: S,
-        query: T::Vector<S>,
-        base: T::Vector<S>,
-        sum: T::Vector<S>,
-    ) -> T::Vector<S> {
+        query: T::Register<S>,
+        base: T::Register<S>,
+        sum: T::Register<S>,
+    ) -> T::Register<S> {
         T::times_plus(simd, query, base, sum)
     }
 }

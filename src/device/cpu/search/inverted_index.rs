@@ -79,14 +79,14 @@ fn section_of(token: i64) -> usize {
 }
 
 /// The tokens of a section, ascending, and the rows that have each.
-struct Section {
+struct TokenSection {
     tokens: Vec<i64>,
     counts: Vec<usize>,
     having: Vec<u32>,
     _reserved: Reserved,
 }
 
-impl Section {
+impl TokenSection {
     fn new(mut pairs: Vec<(i64, u32)>, job: &Job) -> Result<Self> {
         job.check()?;
         pairs.sort_unstable();
@@ -125,8 +125,10 @@ impl InvertedIndex {
                 pairs[section_of(*token)].push((*token, row as u32));
             }
         }
-        let sorted: Vec<Section> =
-            pairs.into_par_iter().map(|pairs| Section::new(pairs, job)).collect::<Result<_>>()?;
+        let sorted: Vec<TokenSection> = pairs
+            .into_par_iter()
+            .map(|pairs| TokenSection::new(pairs, job))
+            .collect::<Result<_>>()?;
         drop(of_pairs);
         let distinct = sorted.iter().map(|section| section.tokens.len()).sum::<usize>();
         let bytes = distinct * PER_TOKEN + (all + rows.len()) * size_of::<u32>();
@@ -152,7 +154,6 @@ impl InvertedIndex {
 
     /// See [`SearchDevice::top_k`](crate::device::SearchDevice::top_k).
     pub fn top_k(&self, queries: &Rows, call: &Call<'_>, lists: &mut [TopK<f32>]) -> Result<Work> {
-        let Some((sets, first)) = queries.sets() else { unreachable!("queries are sets") };
         let (rows, threads) = (self.rows.len(), current_num_threads());
         let task = TASK.min(queries.len().div_ceil(4 * threads)).max(1);
         let together = threads.min(queries.len().div_ceil(task));
@@ -164,7 +165,7 @@ impl InvertedIndex {
             |counts, (chunk, lists)| {
                 for (query, list) in (chunk * task..).zip(lists) {
                     call.job.check()?;
-                    let query = self.query((sets, first + query), query, call);
+                    let query = self.query(queries, query, call);
                     self.search(&query, counts, list, call.job)?;
                 }
                 Ok::<_, Error>(())
@@ -174,13 +175,10 @@ impl InvertedIndex {
         Ok(Work { pairs, ..Work::default() })
     }
 
-    /// The query with this number, from its set.
-    fn query<'a>(
-        &self,
-        (sets, set): (&'a Sets, usize),
-        query: usize,
-        call: &Call<'_>,
-    ) -> SetQuery<'a> {
+    /// The query with this number.
+    fn query<'a>(&self, queries: &'a Rows, query: usize, call: &Call<'_>) -> SetQuery<'a> {
+        let Some((sets, first)) = queries.sets() else { unreachable!("queries are sets") };
+        let set = first + query;
         let (tokens, own) = (sets.tokens(set), self.rows.sets());
         let find = |token: &i64| {
             let token = sets.token_in(*token, own?.0)?;
@@ -230,7 +228,7 @@ impl InvertedIndex {
             }
         }
         match limit {
-            Some((limit, rest)) => self.compare(query, (limit, rest), counts, list),
+            Some((limit, rest)) => self.compare(query, limit, rest, counts, list),
             None => {
                 self.offer_counted(query, counts, list);
                 self.offer_others(query, counts, list);
@@ -271,7 +269,8 @@ impl InvertedIndex {
     fn compare(
         &self,
         query: &SetQuery<'_>,
-        (limit, rest): (f32, usize),
+        limit: f32,
+        rest: usize,
         counts: &OverlapCounts,
         list: &mut TopK<f32>,
     ) {

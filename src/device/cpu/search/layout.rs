@@ -8,7 +8,7 @@ use super::bits::BitRows;
 use super::direct::DirectPanels;
 use super::inverted_index::InvertedIndex;
 use super::sink::Sink;
-use super::traversal::{self, Arithmetic, Call, QueryBlock, TASK_QUERIES, Visit};
+use super::traversal::{self, Arithmetic, Call, TASK_QUERIES, TaskQueries, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::quantize::base::{CodeForm, LayoutSpec, QuantizedBase, Sampled};
 use crate::device::cpu::row_permutation::RowPermutation;
@@ -200,7 +200,7 @@ impl<T: SimdReal> Arithmetic<T> for Layout<T> {
 
     fn scan<K: Sink<T>>(
         &self,
-        queries: &QueryBlock<'_, T>,
+        queries: &TaskQueries<'_, T>,
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work> {

@@ -62,14 +62,14 @@ pub struct CpuRows {
 /// One list per query.
 #[derive(Debug)]
 pub struct CpuLists {
-    lists: TopKLists,
+    lists: TypedTopK,
     /// Neighbours of each query, if lists may be shorter.
     per_query: Option<usize>,
     work: Work,
 }
 
 #[derive(Debug)]
-enum TopKLists {
+enum TypedTopK {
     F32(Vec<TopK<f32>>),
     F64(Vec<TopK<f64>>),
 }
@@ -126,9 +126,9 @@ impl SearchDevice for CpuDevice {
     fn new_lists(&self, queries: &CpuRows, k: usize) -> Result<CpuLists> {
         let (count, metric) = (queries.rows.len(), queries.metric);
         let lists = match queries.rows.matrix().kind() {
-            ElementKind::F64 => TopKLists::F64(vec![TopK::new(k, metric); count]),
+            ElementKind::F64 => TypedTopK::F64(vec![TopK::new(k, metric); count]),
             ElementKind::F32 | ElementKind::Bits | ElementKind::Sets => {
-                TopKLists::F32(vec![TopK::new(k, metric); count])
+                TypedTopK::F32(vec![TopK::new(k, metric); count])
             }
         };
         Ok(CpuLists { lists, per_query: None, work: Work::default() })
@@ -147,11 +147,11 @@ impl SearchDevice for CpuDevice {
         let call = Call { metric: queries.metric, level: self.level, pairing, job };
         let enough = pairing.enough;
         let k = match &mut lists.lists {
-            TopKLists::F32(lists) => {
+            TypedTopK::F32(lists) => {
                 lists.iter_mut().for_each(|list| list.limit(enough));
                 lists.first().map_or(1, TopK::k)
             }
-            TopKLists::F64(lists) => {
+            TypedTopK::F64(lists) => {
                 lists.iter_mut().for_each(|list| list.limit(enough));
                 lists.first().map_or(1, TopK::k)
             }
@@ -161,18 +161,18 @@ impl SearchDevice for CpuDevice {
             lists.per_query = Some(k.min(base.rows.len() - itself));
         }
         let work = match (base.base(k, job)?, &mut lists.lists) {
-            (BaseLayout::F32(layout), TopKLists::F32(lists)) => {
+            (BaseLayout::F32(layout), TypedTopK::F32(lists)) => {
                 tighten(&base.rows, rows, &call, lists);
                 layout.search(rows, &call, lists)?
             }
-            (BaseLayout::F64(layout), TopKLists::F64(lists)) => {
+            (BaseLayout::F64(layout), TypedTopK::F64(lists)) => {
                 tighten(&base.rows, rows, &call, lists);
                 layout.search(rows, &call, lists)?
             }
-            (BaseLayout::Bits(layout), TopKLists::F32(lists)) => {
+            (BaseLayout::Bits(layout), TypedTopK::F32(lists)) => {
                 traversal::run(layout, rows, &call, lists)?
             }
-            (BaseLayout::Sets(layout), TopKLists::F32(lists)) => {
+            (BaseLayout::Sets(layout), TypedTopK::F32(lists)) => {
                 layout.top_k(rows, &call, lists)?
             }
             _ => unreachable!("both sides of a call have one element type"),
@@ -209,11 +209,11 @@ impl SearchDevice for CpuDevice {
         let work = lists.work;
         let of_all = lists.per_query;
         let (per_query, rows, distances) = match lists.lists {
-            TopKLists::F32(lists) => {
+            TypedTopK::F32(lists) => {
                 let (per_query, rows, distances) = unzip(lists, of_all, job)?;
                 (per_query, rows, Distances::F32(distances))
             }
-            TopKLists::F64(lists) => {
+            TypedTopK::F64(lists) => {
                 let (per_query, rows, distances) = unzip(lists, of_all, job)?;
                 (per_query, rows, Distances::F64(distances))
             }

@@ -47,14 +47,14 @@ pub(super) trait Arithmetic<T>: Sync {
     /// queries' sinks.
     fn scan<K: Sink<T>>(
         &self,
-        queries: &QueryBlock<'_, T>,
+        queries: &TaskQueries<'_, T>,
         visit: &Visit<'_>,
         sinks: &mut [K],
     ) -> Result<Work>;
 }
 
 /// The queries of a task.
-pub(super) struct QueryBlock<'a, T> {
+pub(super) struct TaskQueries<'a, T> {
     /// Their values, row by row; empty for rows of bits.
     pub values: &'a [T],
     /// Their words, row by row; empty for rows of numbers.
@@ -154,7 +154,7 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     let stride = coprime_stride(blocks);
     let task = |first: usize, part: usize, sinks: &mut [K]| {
         let range = first * width..(first + sinks.len()) * width;
-        let block = QueryBlock {
+        let block = TaskQueries {
             values: queries.reals().map_or(&[][..], |x| &x[range.clone()]),
             words: queries.words().map_or(&[][..], |x| &x[range]),
             first,

@@ -91,28 +91,33 @@ macro_rules! products {
     ($name:ident, $features:literal, $product:ident, $of_four:ident) => {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = $features)]
-        fn $name(of: (CodeLines<'_>, CodeLines<'_>), pairs: &[(u32, u32)], sums: &mut [i32]) {
-            products!(of, pairs, sums, $product, $of_four);
+        fn $name(
+            rows: CodeLines<'_>,
+            others: CodeLines<'_>,
+            pairs: &[(u32, u32)],
+            sums: &mut [i32],
+        ) {
+            products!(rows, others, pairs, sums, $product, $of_four);
         }
     };
-    ($of:ident, $pairs:ident, $sums:ident, $product:ident, $of_four:ident) => {
+    ($rows:ident, $others:ident, $pairs:ident, $sums:ident, $product:ident, $of_four:ident) => {
         let (mut pairs, mut sums) = ($pairs, $sums);
         // A loop, as above.
         while let [(row, other), ..] = pairs {
-            let a = $of.0.row(*row as usize);
+            let a = $rows.row(*row as usize);
             let some = match pairs {
                 [(_, b), (x, c), (y, d), (z, e), ..] if [x, y, z] == [row; 3] => {
                     let [b, c, d, e] = [
-                        $of.1.row(*b as usize),
-                        $of.1.row(*c as usize),
-                        $of.1.row(*d as usize),
-                        $of.1.row(*e as usize),
+                        $others.row(*b as usize),
+                        $others.row(*c as usize),
+                        $others.row(*d as usize),
+                        $others.row(*e as usize),
                     ];
                     sums[..4].copy_from_slice(&$of_four(a, [b, c, d, e]));
                     4
                 }
                 _ => {
-                    sums[0] = $product(a, $of.1.row(*other as usize));
+                    sums[0] = $product(a, $others.row(*other as usize));
                     1
                 }
             };
@@ -126,30 +131,31 @@ impl Level {
     /// Computes the products of pairs of rows, given by their numbers; no partial sum may overflow 32 bits.
     pub fn dot_i16_pairs(
         self,
-        of: (CodeLines<'_>, CodeLines<'_>),
+        rows: CodeLines<'_>,
+        others: CodeLines<'_>,
         pairs: &[(u32, u32)],
         sums: &mut Vec<i32>,
     ) {
-        assert_eq!(of.0.per_row, of.1.per_row, "rows of one length");
+        assert_eq!(rows.per_row, others.per_row, "rows of one length");
         sums.clear();
         sums.resize(pairs.len(), 0);
         let sums = sums.as_mut_slice();
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI.
-            Instructions::Vnni => unsafe { products_vnni(of, pairs, sums) },
+            Instructions::Vnni => unsafe { products_vnni(rows, others, pairs, sums) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level proves that the processor has AVX-512 F and BW.
-            Instructions::Avx512 => unsafe { products_avx512(of, pairs, sums) },
+            Instructions::Avx512 => unsafe { products_avx512(rows, others, pairs, sums) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level proves that the processor has AVX2.
-            Instructions::Avx2 => unsafe { products_avx2(of, pairs, sums) },
+            Instructions::Avx2 => unsafe { products_avx2(rows, others, pairs, sums) },
             #[cfg(target_arch = "aarch64")]
             Instructions::Neon => {
-                products!(of, pairs, sums, product, products_of_four);
+                products!(rows, others, pairs, sums, product, products_of_four);
             }
             Instructions::Plain => {
-                products!(of, pairs, sums, product, products_of_four);
+                products!(rows, others, pairs, sums, product, products_of_four);
             }
         }
     }
@@ -411,12 +417,10 @@ mod tests {
             };
             let wanted: Vec<i32> = pairs.iter().map(product).collect();
             for level in Level::all() {
-                let of = (
-                    CodeLines { all: &some_lines, per_row },
-                    CodeLines { all: &other_lines, per_row },
-                );
+                let some = CodeLines { all: &some_lines, per_row };
+                let others = CodeLines { all: &other_lines, per_row };
                 let mut sums = vec![7; 3];
-                level.dot_i16_pairs(of, &pairs, &mut sums);
+                level.dot_i16_pairs(some, others, &pairs, &mut sums);
                 assert_eq!(sums, wanted, "{level:?}, {dim} dimensions");
             }
         }

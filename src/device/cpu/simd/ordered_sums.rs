@@ -16,22 +16,22 @@ pub(in crate::device::cpu) trait OrderedSums: Real {
     /// Pairs whose sums are formed together.
     const LANES: usize;
     /// Their partial sums.
-    type Sums: AsMut<[Self]>;
+    type LaneSums: AsMut<[Self]>;
 
     /// Sums of no terms.
-    fn no_sums() -> Self::Sums;
+    fn no_sums() -> Self::LaneSums;
     /// For each pair: `sum = d · d + sum` with `d = q − x`, for each of some dimensions. f32 rounds once, f64 the square
     /// and the sum.
     fn add_squares(
         wide: WideSimd,
-        sums: &mut Self::Sums,
+        sums: &mut Self::LaneSums,
         pairs: &[RowPair<'_, Self>],
         dims: Range<usize>,
     );
     /// For each pair: `sum = −q · x + sum`, rounded once, for each of some dimensions.
     fn add_products(
         wide: WideSimd,
-        sums: &mut Self::Sums,
+        sums: &mut Self::LaneSums,
         pairs: &[RowPair<'_, Self>],
         dims: Range<usize>,
     );
@@ -168,10 +168,10 @@ macro_rules! sums {
         mod $name {
             use super::*;
 
-            type Sums = <$type as OrderedSums>::Sums;
+            type LaneSums = <$type as OrderedSums>::LaneSums;
 
             #[target_feature(enable = $features)]
-            pub fn squares(sums: &mut Sums, pairs: &[RowPair<'_, $type>], dims: Range<usize>) {
+            pub fn squares(sums: &mut LaneSums, pairs: &[RowPair<'_, $type>], dims: Range<usize>) {
                 sums!(
                     $type,
                     $count,
@@ -192,7 +192,7 @@ macro_rules! sums {
             }
 
             #[target_feature(enable = $features)]
-            pub fn products(sums: &mut Sums, pairs: &[RowPair<'_, $type>], dims: Range<usize>) {
+            pub fn products(sums: &mut LaneSums, pairs: &[RowPair<'_, $type>], dims: Range<usize>) {
                 sums!(
                     $type,
                     $count,
@@ -332,9 +332,9 @@ macro_rules! chains {
     ($type:ident, $lanes:literal, $wide:ident, $half:ident) => {
         impl OrderedSums for $type {
             const LANES: usize = $lanes;
-            type Sums = [$type; $lanes];
+            type LaneSums = [$type; $lanes];
 
-            fn no_sums() -> Self::Sums {
+            fn no_sums() -> Self::LaneSums {
                 [0.0; $lanes]
             }
 
@@ -345,7 +345,7 @@ macro_rules! chains {
     ($name:ident, $terms:ident, $wide:ident, $half:ident) => {
         fn $name(
             wide: WideSimd,
-            sums: &mut Self::Sums,
+            sums: &mut Self::LaneSums,
             pairs: &[RowPair<'_, Self>],
             dims: Range<usize>,
         ) {

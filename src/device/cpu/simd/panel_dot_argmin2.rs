@@ -80,7 +80,7 @@ impl WithSimd for PortableArgmin2<'_> {
                         *sum += i32::from(row[0]) * even + i32::from(row[1]) * odd;
                     }
                 }
-                take(&sums, i as i32, (least, second, number));
+                take(&sums, i as i32, least, second, number);
             }
         }
         (0..ROWS).fold(0, |others, lane| {
@@ -96,7 +96,9 @@ impl WithSimd for PortableArgmin2<'_> {
 fn take(
     sums: &[i32; LANES],
     of: i32,
-    (least, second, number): (&mut [i32; LANES], &mut [i32; LANES], &mut [i32; LANES]),
+    least: &mut [i32; LANES],
+    second: &mut [i32; LANES],
+    number: &mut [i32; LANES],
 ) {
     for lane in 0..LANES {
         let (sum, before) = (sums[lane], least[lane]);

@@ -16,7 +16,7 @@ use super::panel_dot_threshold_x86::{
 #[cfg(target_arch = "x86_64")]
 use super::panels::FEW;
 use super::panels::{
-    LANES, Packed, Panels, PassedPairs, QueryGroup, ROWS, SOME, TOGETHER_IN_16_BITS, Width,
+    CodePanels, LANES, Packed, PassedPairs, QueryGroup, ROWS, SOME, TOGETHER_IN_16_BITS, Width,
     quarters,
 };
 
@@ -88,7 +88,7 @@ impl Level {
     pub fn panel_dot_threshold(
         self,
         width: Width,
-        panels: Panels<'_>,
+        panels: CodePanels<'_>,
         queries: &Packed,
         least: &[i32],
         found: &mut PassedPairs,
@@ -101,7 +101,7 @@ impl Level {
         self,
         lines: &[CacheLine],
         width: Width,
-        panels: Panels<'_>,
+        panels: CodePanels<'_>,
         queries: &Packed,
         least: &[i32],
         found: &mut PassedPairs,
@@ -109,7 +109,7 @@ impl Level {
         let Packed { ref words, length, together } = *queries;
         found.begin(panels.starts.len() * ROWS, least.len().next_multiple_of(together));
         assert!(self.has(width) && together == self.together(words.len() / length.max(1)));
-        assert_eq!(panels.groups.len(), panels.starts.len() * Panels::groups_of(length));
+        assert_eq!(panels.groups.len(), panels.starts.len() * CodePanels::groups_of(length));
         assert!(width != Width::Seven || length.is_multiple_of(TOGETHER_IN_16_BITS));
         assert!(words.len() >= least.len() * length);
         let groups = least.len().div_ceil(together).max(1);
@@ -163,7 +163,7 @@ impl Level {
 
 /// See [`Level::panel_dot_threshold`].
 struct PortableThreshold<'a> {
-    panels: Panels<'a>,
+    panels: CodePanels<'a>,
     group: &'a QueryGroup<'a>,
     found: &'a mut PassedPairs,
 }
@@ -236,7 +236,12 @@ mod tests {
     }
 
     /// The definition: the sum of each query with each row.
-    fn sums(width: Width, panels: Panels<'_>, queries: &[[u8; 4]], length: usize) -> Vec<Vec<i64>> {
+    fn sums(
+        width: Width,
+        panels: CodePanels<'_>,
+        queries: &[[u8; 4]],
+        length: usize,
+    ) -> Vec<Vec<i64>> {
         let rows = 0..panels.starts.len() * ROWS;
         let of = |query: &[[u8; 4]], row: usize| {
             let groups = &panels.groups[row / LANES * length..][..length];
@@ -249,7 +254,7 @@ mod tests {
         each.map(|query| rows.clone().map(|row| of(query, row)).collect()).collect()
     }
 
-    fn check(level: Level, width: Width, (length, panels, count): (usize, usize, usize)) {
+    fn check(level: Level, width: Width, length: usize, panels: usize, count: usize) {
         let mut random = Random::new(length as u64);
         let mut words = |count: usize, is_base| -> Vec<_> {
             (0..count).map(|_| word(width, is_base, &mut random)).collect()
@@ -260,7 +265,7 @@ mod tests {
         let start = |row: usize| (row as i32 - 40) << 21;
         let starts = |panel: usize| InitialSums(std::array::from_fn(|row| start(row + panel)));
         let starts: Vec<_> = (0..panels).map(starts).collect();
-        let all = Panels { groups: &groups, starts: &starts };
+        let all = CodePanels { groups: &groups, starts: &starts };
         let sums = sums(width, all, &queries, length);
         // The sum of some row, which must pass; nothing, and everything.
         let least: Vec<i32> = (0..count)
@@ -296,7 +301,7 @@ mod tests {
                         _ => 1,
                     });
                     if level.has(width) {
-                        check(level, width, (length, panels, count));
+                        check(level, width, length, panels, count);
                     }
                 }
             }

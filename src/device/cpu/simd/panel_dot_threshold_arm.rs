@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::panels::{Group, LANES, Panels, PassedPairs, QueryGroup, ROWS, SOME, quarters};
+use super::panels::{CodePanels, Group, LANES, PassedPairs, QueryGroup, ROWS, SOME, quarters};
 
 /// Rows whose sums are in registers, and queries that they are compared with at a time.
 const FEW_ROWS: usize = 8;
@@ -11,7 +11,11 @@ const FEW_QUERIES: usize = 3;
 
 /// The products of even and of odd dimensions are added up apart, and together in the end.
 #[target_feature(enable = "neon")]
-pub(super) fn sixteen_neon(panels: Panels<'_>, group: &QueryGroup<'_>, found: &mut PassedPairs) {
+pub(super) fn sixteen_neon(
+    panels: CodePanels<'_>,
+    group: &QueryGroup<'_>,
+    found: &mut PassedPairs,
+) {
     let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
     for (panel, starts, groups) in group.each(panels) {
         let mut sums = [[0; ROWS]; SOME];

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::panels::{
-    Group, LANES, Panels, PassedPairs, QueryGroup, ROWS, TOGETHER_IN_16_BITS, quarters,
+    CodePanels, Group, LANES, PassedPairs, QueryGroup, ROWS, TOGETHER_IN_16_BITS, quarters,
 };
 
 /// For each mask of eight lanes a byte for each lane: the lanes that are set first, in their order.
@@ -41,7 +41,7 @@ macro_rules! sweep_512 {
     ($name:ident, $features:literal, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
         #[target_feature(enable = $features)]
         pub(super) fn $name<const TOGETHER: usize>(
-            panels: Panels<'_>,
+            panels: CodePanels<'_>,
             group: &QueryGroup<'_>,
             found: &mut PassedPairs,
         ) {
@@ -123,7 +123,7 @@ macro_rules! sweep_256 {
     ($name:ident, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
         #[target_feature(enable = "avx2,popcnt")]
         pub(super) fn $name<const TOGETHER: usize>(
-            panels: Panels<'_>,
+            panels: CodePanels<'_>,
             group: &QueryGroup<'_>,
             found: &mut PassedPairs,
         ) {

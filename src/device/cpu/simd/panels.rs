@@ -59,12 +59,12 @@ unsafe impl Zeros for InitialSums {}
 
 /// Panels: the initial sums of each and, for each of its quarters, as many groups as a row has words.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Panels<'a> {
+pub(in crate::device::cpu) struct CodePanels<'a> {
     pub groups: &'a [Group],
     pub starts: &'a [InitialSums],
 }
 
-impl Panels<'_> {
+impl CodePanels<'_> {
     /// The groups of a panel whose rows have `words` words.
     pub const fn groups_of(words: usize) -> usize {
         ROWS / LANES * words
@@ -231,7 +231,7 @@ impl QueryGroup<'_> {
     /// The panels, each with its groups.
     pub(super) fn each<'a>(
         &self,
-        panels: Panels<'a>,
+        panels: CodePanels<'a>,
     ) -> impl Iterator<Item = (usize, &'a InitialSums, &'a [Group])> {
         let length = panels.groups.len() / panels.starts.len().max(1);
         let groups = (0..panels.starts.len()).map(move |i| &panels.groups[i * length..][..length]);

@@ -7,7 +7,7 @@ use super::ordered_sums::OrderedSums;
 /// Element types of which a [`Simd`] register holds several.
 pub(in crate::device::cpu) trait SimdReal: OrderedSums {
     /// A register.
-    type Vector<S: Simd>: Copy;
+    type Register<S: Simd>: Copy;
 
     /// 1, 2, 4 and so on.
     const POWERS: &'static [Self; 16];
@@ -16,36 +16,40 @@ pub(in crate::device::cpu) trait SimdReal: OrderedSums {
     fn whole(self) -> u32;
 
     /// The whole registers of a slice.
-    fn vectors<S: Simd>(slice: &[Self]) -> &[Self::Vector<S>];
-    fn vectors_mut<S: Simd>(slice: &mut [Self]) -> &mut [Self::Vector<S>];
-    fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
-    fn plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
-    fn minus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
-    fn times<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    fn vectors<S: Simd>(slice: &[Self]) -> &[Self::Register<S>];
+    fn vectors_mut<S: Simd>(slice: &mut [Self]) -> &mut [Self::Register<S>];
+    fn splat<S: Simd>(simd: S, x: Self) -> Self::Register<S>;
+    fn plus<S: Simd>(simd: S, a: Self::Register<S>, b: Self::Register<S>) -> Self::Register<S>;
+    fn minus<S: Simd>(simd: S, a: Self::Register<S>, b: Self::Register<S>) -> Self::Register<S>;
+    fn times<S: Simd>(simd: S, a: Self::Register<S>, b: Self::Register<S>) -> Self::Register<S>;
     /// The sum of all lanes, in some order.
-    fn total<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
+    fn total<S: Simd>(simd: S, a: Self::Register<S>) -> Self;
     /// The least of all lanes.
-    fn least<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
-    fn magnitude<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
-    fn lesser<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    fn least<S: Simd>(simd: S, a: Self::Register<S>) -> Self;
+    fn magnitude<S: Simd>(simd: S, a: Self::Register<S>) -> Self::Register<S>;
+    fn lesser<S: Simd>(simd: S, a: Self::Register<S>, b: Self::Register<S>) -> Self::Register<S>;
     /// `a · b + c`, rounded once.
     fn times_plus<S: Simd>(
         simd: S,
-        a: Self::Vector<S>,
-        b: Self::Vector<S>,
-        c: Self::Vector<S>,
-    ) -> Self::Vector<S>;
+        a: Self::Register<S>,
+        b: Self::Register<S>,
+        c: Self::Register<S>,
+    ) -> Self::Register<S>;
     /// `a · a + b`: f32 rounds once, f64 the square and the sum.
-    fn squared_plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    fn squared_plus<S: Simd>(
+        simd: S,
+        a: Self::Register<S>,
+        b: Self::Register<S>,
+    ) -> Self::Register<S>;
     /// The lanes of `x` where `a` is less than `b`, and those of `y` elsewhere.
     fn where_less<S: Simd>(
         simd: S,
-        less: (Self::Vector<S>, Self::Vector<S>),
-        x: Self::Vector<S>,
-        y: Self::Vector<S>,
-    ) -> Self::Vector<S>;
+        less: (Self::Register<S>, Self::Register<S>),
+        x: Self::Register<S>,
+        y: Self::Register<S>,
+    ) -> Self::Register<S>;
     /// Whether any lane of `a` is at most the same lane of `b`.
-    fn any_at_most<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> bool;
+    fn any_at_most<S: Simd>(simd: S, a: Self::Register<S>, b: Self::Register<S>) -> bool;
 }
 
 macro_rules! lanes {
@@ -54,7 +58,7 @@ macro_rules! lanes {
      $less:ident, $select:ident, $at_most:ident, $first_true:ident, $lanes:ident,
      $first_whole:literal, |$simd:ident, $a:ident, $b:ident| $square_plus:expr) => {
         impl SimdReal for $type {
-            type Vector<S: Simd> = S::$register;
+            type Register<S: Simd> = S::$register;
 
             const POWERS: &'static [Self; 16] = &{
                 let mut powers = [1.0; 16];

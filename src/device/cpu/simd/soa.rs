@@ -103,7 +103,7 @@ pub(in crate::device::cpu) fn fold_squares<S: Simd, T: SimdReal, A: Copy>(
     rows: &[SoaColumn<T>],
     others: &[T],
     start: A,
-    fold: impl Fn(A, T::Vector<S>, T::Vector<S>) -> A,
+    fold: impl Fn(A, T::Register<S>, T::Register<S>) -> A,
     mut end: impl FnMut(usize, A),
 ) {
     let (dim, one) = (rows.len(), T::splat(simd, T::ONE));
@@ -140,7 +140,7 @@ fn squares<S: Simd, T: SimdReal, const OTHERS: usize>(
     rows: &[SoaColumn<T>],
     first: usize,
     others: &[T],
-) -> [[T::Vector<S>; REGISTERS]; OTHERS] {
+) -> [[T::Register<S>; REGISTERS]; OTHERS] {
     let dim = rows.len();
     let others: [&[T]; OTHERS] = std::array::from_fn(|i| &others[i * dim..][..dim]);
     let mut sums = [[T::splat(simd, T::ZERO); REGISTERS]; OTHERS];

@@ -26,7 +26,7 @@ pub(in crate::device::cpu) struct TileSums(pub [i32; ROWS]);
 
 /// Rows of a tile that are compared with another.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::device::cpu) struct Queries<'a> {
+pub(in crate::device::cpu) struct TileQueries<'a> {
     pub tile: &'a [DimPair],
     /// The rows of the tile, each below [`ROWS`].
     pub rows: [u32; QUERIES],
@@ -70,7 +70,7 @@ impl TileDot {
         self,
         tile: &[DimPair],
         starts: &TileSums,
-        queries: &Queries<'_>,
+        queries: &TileQueries<'_>,
     ) -> [u64; QUERIES] {
         assert_eq!(queries.tile.len(), tile.len(), "rows of one length");
         assert!(queries.rows.iter().all(|row| (*row as usize) < ROWS), "rows of a tile");
@@ -90,7 +90,7 @@ impl TileDot {
 struct PortableTileDot<'a> {
     tile: &'a [DimPair],
     starts: &'a TileSums,
-    queries: &'a Queries<'a>,
+    queries: &'a TileQueries<'a>,
 }
 
 impl WithSimd for PortableTileDot<'_> {
@@ -99,7 +99,7 @@ impl WithSimd for PortableTileDot<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> [u64; QUERIES] {
         let mut passed = [0; QUERIES];
-        let Queries { tile, rows, least } = self.queries;
+        let TileQueries { tile, rows, least } = self.queries;
         for ((passed, row), least) in passed.iter_mut().zip(rows).zip(least) {
             let mut sums = self.starts.0;
             for (pair, own) in self.tile.iter().zip(*tile) {
@@ -127,7 +127,7 @@ fn words_of(pair: &DimPair, rows: &[usize; QUERIES]) -> [i32; QUERIES] {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vnni")]
-fn passing_vnni(tile: &[DimPair], starts: &TileSums, queries: &Queries<'_>) -> [u64; QUERIES] {
+fn passing_vnni(tile: &[DimPair], starts: &TileSums, queries: &TileQueries<'_>) -> [u64; QUERIES] {
     /// Four registers of a tile.
     #[target_feature(enable = "avx512f")]
     fn registers<T: Tiled>(from: &T) -> [__m512i; 4] {
@@ -159,7 +159,7 @@ fn passing_vnni(tile: &[DimPair], starts: &TileSums, queries: &Queries<'_>) -> [
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn passing_avx2(tile: &[DimPair], starts: &TileSums, queries: &Queries<'_>) -> [u64; QUERIES] {
+fn passing_avx2(tile: &[DimPair], starts: &TileSums, queries: &TileQueries<'_>) -> [u64; QUERIES] {
     /// Two of the eight registers of a tile.
     #[target_feature(enable = "avx2")]
     fn registers<T: Tiled>(from: &T, quarter: usize) -> [__m256i; 2] {
@@ -251,7 +251,7 @@ mod tests {
             // The sum of one of the rows, which must pass.
             let least =
                 std::array::from_fn(|i| i32::try_from(sum(rows[i] as usize, 10 * i)).unwrap());
-            let queries = Queries { tile: &own, rows, least };
+            let queries = TileQueries { tile: &own, rows, least };
             for way in &ways {
                 let passed = way.passing(&tile, &starts, &queries);
                 for (i, passed) in passed.into_iter().enumerate() {

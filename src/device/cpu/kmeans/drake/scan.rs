@@ -4,7 +4,7 @@ use super::bound_list::{ListEntry, down};
 use crate::device::cpu::quantize::base::QuantizedBase;
 use crate::device::cpu::quantize::quantized_rows::QuantizedRows;
 use crate::device::cpu::quantize::query_bound::QuantizedQuery;
-use crate::device::cpu::simd::panels::{Packed, Panels, PassedPair, PassedPairs, ROWS};
+use crate::device::cpu::simd::panels::{CodePanels, Packed, PassedPair, PassedPairs, ROWS};
 
 /// Rows that are compared together.
 pub(super) const TOGETHER: usize = 128;
@@ -61,7 +61,7 @@ impl CandidateScan {
             self.sweep(centroids, &packed, 0..few, unit);
             self.limit();
         }
-        let step = (STEP_BYTES / Panels::bytes_of(centroids.words())).max(1);
+        let step = (STEP_BYTES / CodePanels::bytes_of(centroids.words())).max(1);
         for first in (few..all).step_by(step) {
             self.sweep(centroids, &packed, first..all.min(first + step), unit);
         }

@@ -6,6 +6,7 @@ use super::super::elkan::Elkan;
 use super::super::exhaustive::Exhaustive;
 use super::super::hamerly::Hamerly;
 use super::*;
+use crate::device::cpu::plan::AssignmentShape;
 use crate::matrix::{Matrix, Real};
 use crate::random::Random;
 
@@ -128,9 +129,7 @@ const ROUNDS: usize = 12;
 
 fn hamerly<T: SimdReal>(
     rows: &Rows,
-    k: usize,
-    metric: Metric,
-    level: Level,
+    AssignmentShape { metric, level, k, .. }: AssignmentShape,
     job: &Job,
 ) -> Result<Option<Box<dyn Assigner>>> {
     Ok(Hamerly::<T>::try_new(rows, k, metric, level, job)?.map(|hamerly| Box::new(hamerly) as _))
@@ -143,8 +142,8 @@ fn check_few<T: SimdReal>(kind: usize, count: usize, k: usize, dim: usize) {
     let metric = metric_of(kind);
     for level in Level::all() {
         let rows = rows_of(&values, dim);
-        let exhaustive =
-            Exhaustive::<T>::try_new(&rows, metric, level, hamerly::<T>, &job).unwrap();
+        let shape = AssignmentShape { metric, level, dim, element: size_of::<T>(), k };
+        let exhaustive = Exhaustive::<T>::try_new(&rows, shape, hamerly::<T>, &job).unwrap();
         let mut exhaustive = exhaustive.expect("rows that suit");
         let text = format!("exhaustive, kind {kind}, {count} x {dim}, {k}, {level:?}");
         let start = &values[..k * dim];

@@ -20,7 +20,7 @@ pub(super) use self::quantizer::SearchSize;
 pub(in crate::device::cpu) use self::quantizer::{MOST_GUESSED, PrefilterQuantizer};
 use crate::device::cpu::simd::dot_i16::{CacheLine, CodeLines, DotOperands};
 use crate::device::cpu::simd::ordered_sums::prefetch;
-use crate::device::cpu::simd::panels::{Group, InitialSums, Packed, Panels, PassedPairs, ROWS};
+use crate::device::cpu::simd::panels::{CodePanels, Group, InitialSums, Packed, PassedPairs, ROWS};
 use crate::memory::Aligned;
 
 /// The start with which no row passes, and no sum overflows 32 bits.
@@ -68,7 +68,7 @@ pub(in crate::device::cpu) struct PrefilterQueries {
 impl Prefilter {
     /// Allocates this many panels.
     pub fn new(quantizer: PrefilterQuantizer, panels: usize) -> Self {
-        let groups = Aligned::zeros(panels * Panels::groups_of(quantizer.words()));
+        let groups = Aligned::zeros(panels * CodePanels::groups_of(quantizer.words()));
         let lines = Aligned::zeros(panels * ROWS * quantizer.lines());
         let starts = vec![InitialSums([NEVER; ROWS]); panels];
         Self { quantizer, groups, starts, lines, longest: Longest::default() }
@@ -77,7 +77,9 @@ impl Prefilter {
     /// Bytes of a panel.
     pub fn bytes(quantizer: &PrefilterQuantizer) -> usize {
         let line = ROWS * size_of::<CacheLine>();
-        Panels::bytes_of(quantizer.words()) + size_of::<InitialSums>() + quantizer.lines() * line
+        CodePanels::bytes_of(quantizer.words())
+            + size_of::<InitialSums>()
+            + quantizer.lines() * line
     }
 
     /// Queries from the words of their 16-bit codes, `length` of each.
@@ -138,9 +140,9 @@ impl Prefilter {
         next: &[CacheLine],
         found: &mut PassedPairs,
     ) {
-        let own = Panels { groups: &self.groups, starts: &self.starts }.some(panels);
+        let own = CodePanels { groups: &self.groups, starts: &self.starts }.some(panels);
         let (level, width, swept) =
-            (self.quantizer.level, self.quantizer.width, Panels { starts, ..own });
+            (self.quantizer.level, self.quantizer.width, CodePanels { starts, ..own });
         level.panel_dot_threshold_prefetching(next, width, swept, packed, least, found);
     }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 
 use super::tree::{BboxTree, NodeColumn, WIDE};
-use crate::device::cpu::search::direct::{Absolute, Accumulate, Squares};
+use crate::device::cpu::search::direct::{AbsoluteTerm, Accumulate, SquareTerm};
 use crate::device::cpu::search::sink::Sink;
 use crate::device::cpu::search::traversal::Call;
 use crate::device::cpu::simd::simd_real::SimdReal;
@@ -51,8 +51,8 @@ impl<T: SimdReal, K: Sink<T>> WithSimd for Descent<'_, T, K> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) -> u64 {
         match self.call.metric.sum() {
-            Sum::Squares => self.run::<S, Squares>(simd),
-            _ => self.run::<S, Absolute>(simd),
+            Sum::Squares => self.run::<S, SquareTerm>(simd),
+            _ => self.run::<S, AbsoluteTerm>(simd),
         }
     }
 }
@@ -68,9 +68,8 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
             leaves += 1;
             let mut own = leaf..leaf + 1;
             if !self.is_bounded(query) {
-                let node = leaf / WIDE;
-                leaves += self.nearest_of::<S, A>(simd, node, (query, leaf));
-                own = self.boxes.nodes(0, node);
+                leaves += self.nearest_of::<S, A>(simd, leaf, query);
+                own = self.boxes.nodes(0, leaf / WIDE);
             }
             begun.push(own);
             // A query without a threshold goes alone: in a group, it would visit all leaves near any query.
@@ -89,15 +88,16 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         self.taken[query].1.reach() < T::INFINITY
     }
 
-    /// Visits the leaves of a node but `skipped`, the nearest first; returns their number.
+    /// Visits the siblings of a leaf, the nearest first; returns their number.
     #[inline(always)]
     fn nearest_of<S: Simd, A: Accumulate>(
         &mut self,
         simd: S,
-        node: usize,
-        (query, skipped): (usize, usize),
+        skipped: usize,
+        query: usize,
     ) -> usize {
-        let seen = self.see::<S, A>(simd, (0, node), query);
+        let node = skipped / WIDE;
+        let seen = self.see::<S, A>(simd, 0, node, query);
         let (sums, mut leaves) = (seen.sums, 0);
         // The farthest come first.
         let lanes: Vec<_> = farthest_first(&[seen]).collect();
@@ -121,35 +121,35 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         begun: &[Range<usize>],
     ) -> usize {
         let (mut leaves, mut now, mut seen) = (0, Vec::new(), Vec::new());
-        let mut asked: Vec<_> =
+        let mut queued: Vec<_> =
             queries.iter().map(|query| QueuedQuery { query: *query, least: T::ZERO }).collect();
         let mut open = vec![OpenNode { level: self.boxes.levels.len() - 1, node: 0, first: 0 }];
         while let Some(OpenNode { level, node, first }) = open.pop() {
             now.clear();
-            for QueuedQuery { query, least } in asked.drain(first..) {
+            for QueuedQuery { query, least } in queued.drain(first..) {
                 if least <= self.taken[query].1.reach() {
                     now.push(query);
                 }
             }
             if level == 0 {
                 for query in &now {
-                    leaves += self.leaves_of::<S, A>(simd, node, (*query, &begun[*query]));
+                    leaves += self.leaves_of::<S, A>(simd, node, *query, &begun[*query]);
                 }
                 continue;
             }
             seen.clear();
             for query in &now {
-                seen.push(self.see::<S, A>(simd, (level, node), *query));
+                seen.push(self.see::<S, A>(simd, level, node, *query));
             }
             for lane in farthest_first(&seen) {
                 open.push(OpenNode {
                     level: level - 1,
                     node: node * WIDE + lane,
-                    first: asked.len(),
+                    first: queued.len(),
                 });
                 for ChildBounds { query, near, sums } in &seen {
                     if near.has(lane) {
-                        asked.push(QueuedQuery { query: *query, least: sums[lane] });
+                        queued.push(QueuedQuery { query: *query, least: sums[lane] });
                     }
                 }
             }
@@ -161,7 +161,8 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
     fn see<S: Simd, A: Accumulate>(
         &self,
         simd: S,
-        (level, node): (usize, usize),
+        level: usize,
+        node: usize,
         query: usize,
     ) -> ChildBounds<T> {
         let mut sums = [T::ZERO; WIDE];
@@ -177,9 +178,10 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         &mut self,
         simd: S,
         node: usize,
-        (query, skipped): (usize, &Range<usize>),
+        query: usize,
+        skipped: &Range<usize>,
     ) -> usize {
-        let ChildBounds { near, sums, .. } = self.see::<S, A>(simd, (0, node), query);
+        let ChildBounds { near, sums, .. } = self.see::<S, A>(simd, 0, node, query);
         let mut leaves = 0;
         for lane in near {
             let leaf = node * WIDE + lane;
@@ -318,7 +320,7 @@ fn some_sums<S: Simd, T: SimdReal, A: Accumulate, const TOGETHER: usize>(
     rows: &[NodeColumn<T>],
     query: &[T],
     sums: &mut [T; WIDE],
-) -> T::Vector<S> {
+) -> T::Register<S> {
     let mut least = T::splat(simd, T::INFINITY);
     for (part, sums) in T::vectors_mut::<S>(sums).chunks_exact_mut(TOGETHER).enumerate() {
         let mut totals = [T::splat(simd, T::ZERO); TOGETHER];

@@ -76,7 +76,8 @@ impl DeferredPairs {
     /// Drops the pairs that are, by bound or by guess, not among the `k` nearest; returns whether that made room.
     pub fn cut<T: Real>(
         &mut self,
-        (k, share): (usize, f64),
+        k: usize,
+        share: f64,
         metric: Metric,
         query: &QuantizedQuery,
     ) -> bool {

@@ -20,9 +20,9 @@ mod deferred;
 mod search;
 
 use self::deferred::DeferredPairs;
-use self::search::{Mode, QuantizedSearch};
+use self::search::{EncodedQueries, Mode, QuantizedSearch};
 use super::sink::Sink;
-use super::traversal::{BLOCK_ROWS, QueryBlock, TASK_QUERIES, Visit};
+use super::traversal::{BLOCK_ROWS, TASK_QUERIES, TaskQueries, Visit};
 use crate::device::contract::Work;
 use crate::device::cpu::quantize::base::QuantizedBase;
 use crate::device::cpu::quantize::query_bound::QuantizedQuery;
@@ -63,20 +63,21 @@ impl QuantizedBase {
     /// queries' sinks; returns the rest of the visit if it is left to the next layout.
     pub(in crate::device::cpu::search) fn scan<'a, T: SimdReal, K: Sink<T>>(
         &self,
-        queries: &QueryBlock<'_, T>,
+        queries: &TaskQueries<'_, T>,
         visit: &Visit<'a>,
         sinks: &mut [K],
         next: HasNext<'_>,
     ) -> Result<(Work, Option<Visit<'a>>)> {
-        self.scan_with(queries, visit, (sinks, self.guesses.are_mostly_right()), next)
+        self.scan_with(queries, visit, sinks, self.guesses.are_mostly_right(), next)
     }
 
     /// As [`scan`](Self::scan), with guesses only if `guesses` is set.
     fn scan_with<'a, T: SimdReal, K: Sink<T>>(
         &self,
-        queries: &QueryBlock<'_, T>,
+        queries: &TaskQueries<'_, T>,
         visit: &Visit<'a>,
-        (sinks, guesses): (&mut [K], bool),
+        sinks: &mut [K],
+        guesses: bool,
         next: HasNext<'_>,
     ) -> Result<(Work, Option<Visit<'a>>)> {
         let count = sinks.len();
@@ -97,8 +98,8 @@ impl QuantizedBase {
             Some(_) => Mode::Keep,
             None => Mode::Compute,
         };
-        let of = (all, rounded, self.forms(&words, count));
-        let mut search = QuantizedSearch::new(self, (queries, visit), of, (sinks, mode));
+        let encoded = EncodedQueries { ids: all, rounded, packed: self.forms(&words, count) };
+        let mut search = QuantizedSearch::new(self, queries, visit, encoded, sinks, mode);
         let (mut work, stopped) = self.visit(&mut search, visit, &|| next(may_make))?;
         let (computed, wrong) = search.finish()?;
         drop(search);
@@ -115,7 +116,7 @@ impl QuantizedBase {
         drop(reserved);
         match stopped {
             Some(Stopped { rest, is_for_next: false, .. }) => {
-                let (more, left) = self.scan_with(queries, &rest, (sinks, false), next)?;
+                let (more, left) = self.scan_with(queries, &rest, sinks, false, next)?;
                 work += more;
                 Ok((work, left))
             }
@@ -156,7 +157,7 @@ impl QuantizedBase {
     /// Lets queries whose guesses were wrong visit all blocks again.
     fn search_again<T: SimdReal, K: Sink<T>>(
         &self,
-        queries: &QueryBlock<'_, T>,
+        queries: &TaskQueries<'_, T>,
         visit: &Visit<'_>,
         wrong: Vec<u32>,
         sinks: &mut [K],
@@ -164,8 +165,9 @@ impl QuantizedBase {
         let count = wrong.len();
         let mut work = Work { redone: count as u64, ..Work::default() };
         let (rounded, words) = self.round(queries, &wrong);
-        let of = (wrong, rounded, self.forms(&words, count));
-        let mut search = QuantizedSearch::new(self, (queries, visit), of, (sinks, Mode::KeepAgain));
+        let encoded = EncodedQueries { ids: wrong, rounded, packed: self.forms(&words, count) };
+        let mut search =
+            QuantizedSearch::new(self, queries, visit, encoded, sinks, Mode::KeepAgain);
         for block in visit.blocks() {
             visit.job.check()?;
             work.rechecked += search.block(block)?;
@@ -177,7 +179,7 @@ impl QuantizedBase {
     /// Some of the queries in quantised form, and their words.
     fn round<T: SimdReal>(
         &self,
-        queries: &QueryBlock<'_, T>,
+        queries: &TaskQueries<'_, T>,
         ids: &[u32],
     ) -> (Vec<QuantizedQuery>, Vec<i32>) {
         let (dim, mut words) = (self.rows.matrix().dim(), Vec::new());

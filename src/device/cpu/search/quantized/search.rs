@@ -8,8 +8,8 @@ use crate::device::cpu::quantize::base::QuantizedBase;
 use crate::device::cpu::quantize::prefilter::{BasePanels, QueryCodes};
 use crate::device::cpu::quantize::query_bound::QuantizedQuery;
 use crate::device::cpu::search::sink::Sink;
-use crate::device::cpu::search::traversal::{BLOCK_ROWS, QueryBlock, Visit};
-use crate::device::cpu::simd::panels::{Panels, PassedPair, PassedPairs, ROWS};
+use crate::device::cpu::search::traversal::{BLOCK_ROWS, TaskQueries, Visit};
+use crate::device::cpu::simd::panels::{CodePanels, PassedPair, PassedPairs, ROWS};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::Result;
 
@@ -22,10 +22,18 @@ const PANELS_PER_BLOCK: usize = BLOCK_ROWS / ROWS;
 /// Bytes of base rows in a tile, which all queries of a task visit before the next: a part of an L2 cache.
 const STEP_BYTES: usize = 192 << 10;
 
+/// Some of a task's queries, encoded.
+pub(super) struct EncodedQueries {
+    /// Their positions in the task.
+    pub ids: Vec<u32>,
+    pub rounded: Vec<QuantizedQuery>,
+    pub packed: QueryCodes,
+}
+
 /// The state of a task's queries while they visit the blocks.
 pub(super) struct QuantizedSearch<'a, T, K> {
     base: &'a QuantizedBase,
-    queries: &'a QueryBlock<'a, T>,
+    queries: &'a TaskQueries<'a, T>,
     visit: &'a Visit<'a>,
     /// The positions in the task of the queries that are searched for.
     ids: Vec<u32>,
@@ -65,9 +73,11 @@ pub(super) enum Mode {
 impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
     pub(super) fn new(
         base: &'a QuantizedBase,
-        (queries, visit): (&'a QueryBlock<'a, T>, &'a Visit<'a>),
-        (ids, rounded, packed): (Vec<u32>, Vec<QuantizedQuery>, QueryCodes),
-        (sinks, mode): (&'a mut [K], Mode),
+        queries: &'a TaskQueries<'a, T>,
+        visit: &'a Visit<'a>,
+        EncodedQueries { ids, rounded, packed }: EncodedQueries,
+        sinks: &'a mut [K],
+        mode: Mode,
     ) -> Self {
         let deferred = vec![DeferredPairs::new(mode == Mode::Guess); ids.len()];
         Self {
@@ -95,7 +105,7 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
     pub(super) fn block(&mut self, block: usize) -> Result<u64> {
         let panels = block * PANELS_PER_BLOCK..(block + 1) * PANELS_PER_BLOCK;
         let panels = panels.start..panels.end.min(self.base.starts.len());
-        let most = (STEP_BYTES / Panels::bytes_of(self.base.words())).max(1);
+        let most = (STEP_BYTES / CodePanels::bytes_of(self.base.words())).max(1);
         // Until lists are full, everything passes: take a few panels at a time.
         let is_limited = |(id, deferred): (&u32, &DeferredPairs)| {
             deferred.least() > i32::MIN || self.sinks[*id as usize].reach() < T::INFINITY
@@ -127,8 +137,7 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
             if self.mode == Mode::Compute {
                 computed += self.settle(query)?;
             } else if deferred.is_full(k, share) {
-                let has_room =
-                    deferred.cut::<T>((k, share), self.base.metric, &self.rounded[query]);
+                let has_room = deferred.cut::<T>(k, share, self.base.metric, &self.rounded[query]);
                 if !has_room && deferred.has_guess() {
                     deferred.give_up();
                     self.given_up += 1;
@@ -146,7 +155,7 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
         for query in 0..self.ids.len() {
             let sink = &self.sinks[self.ids[query] as usize];
             let (k, reach, deferred) = (sink.most(), sink.reach(), &mut self.deferred[query]);
-            deferred.cut::<T>((k, 1.0), self.base.metric, &self.rounded[query]);
+            deferred.cut::<T>(k, 1.0, self.base.metric, &self.rounded[query]);
             if deferred.is_sure(self.rounded[query].least_now(reach.to_f64())) {
                 computed += self.settle(query)?;
             } else {
