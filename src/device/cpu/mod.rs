@@ -2,6 +2,7 @@
 //!
 //! | module | job |
 //! |---|---|
+//! | `device` | the device, with the level of instructions for all of these |
 //! | `plan` | the strategies of k-means and DBSCAN, by the shape of a problem |
 //! | `search` | pairs of rows: traversal, arithmetic, sinks |
 //! | `dbscan` | core rows and their components, by a tree of tiles |
@@ -15,6 +16,7 @@
 
 mod dbscan;
 mod definition;
+mod device;
 mod exact;
 pub(in crate::device) mod kmeans;
 mod plan;
@@ -27,9 +29,9 @@ mod spatial_order;
 use std::sync::Arc;
 
 pub use self::definition::{ExactPairs, length_of};
+pub use self::device::CpuDevice;
 use self::kmeans::{assigner, seeding};
 use self::plan::AssignmentShape;
-use self::simd::level::Level;
 use super::compose::BySearch;
 use super::contract::{
     Assigner, Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
@@ -43,41 +45,6 @@ use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::random::Random;
 use crate::rows::Rows;
-
-/// The CPU of this machine, with as many threads as rayon's current pool has.
-#[derive(Debug, Clone, Copy)]
-pub struct CpuDevice {
-    level: Level,
-    /// Whether every search prefilters by 8- or 7-bit codes where it can, not only where an estimate says it pays.
-    force_prefilter: bool,
-}
-
-impl CpuDevice {
-    /// The CPU.
-    pub fn new() -> Self {
-        Self { level: Level::detect(), force_prefilter: false }
-    }
-
-    /// One device for each instruction level of this processor, without and with a prefilter by 8- or 7-bit codes in
-    /// every search, where the level has one. Each comes with the level's name and whether the prefilter is forced.
-    pub fn test_variants() -> Vec<(&'static str, bool, Self)> {
-        let levels = Level::all().into_iter();
-        let variants = levels.flat_map(|level| [(level, false), (level, true)]);
-        let variants = variants.filter(|(level, force_prefilter)| {
-            !force_prefilter || level.prefilter_width().is_some()
-        });
-        let variants = variants.map(|(level, force_prefilter)| {
-            (level.name(), force_prefilter, Self { level, force_prefilter })
-        });
-        variants.collect()
-    }
-}
-
-impl Default for CpuDevice {
-    fn default() -> Self {
-        Self::new()
-    }
-}
 
 impl sealed::Sealed for CpuDevice {}
 
