@@ -64,7 +64,7 @@ pub trait Device:
 
 /// A device beside a host, which computes some of its results.
 pub trait Host {
-    /// The CPU that computes them: the device itself, or that of this machine.
+    /// The CPU for these: the device itself, or the CPU of this machine.
     fn host(&self) -> CpuDevice {
         CpuDevice::new()
     }

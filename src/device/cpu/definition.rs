@@ -236,8 +236,8 @@ impl<'a> ExactPairs<'a> {
             _ => {
                 for (j, q) in query.iter().enumerate() {
                     sums.iter_mut().enumerate().for_each(|(i, s)| {
-                        let apart = q - coordinate(i, j);
-                        *s += apart * apart;
+                        let difference = q - coordinate(i, j);
+                        *s += difference * difference;
                     });
                 }
             }

@@ -6,13 +6,13 @@
 //!
 //! | strategy | metric | dimensions | centroids |
 //! |---|---|---|---|
-//! | [`Exhaustive`](Assignment::Exhaustive) | `sqeuclidean` | ≤ 32 | ≤ 16, with AVX-512 ≤ 24 |
+//! | [`Exhaustive`](AssignmentStrategy::Exhaustive) | `sqeuclidean` | ≤ 32 | ≤ 16, with AVX-512 ≤ 24 |
 //! | | `cosine` | ≤ 32 | ≤ 1,024 |
-//! | [`Hamerly`](Assignment::Hamerly) | `sqeuclidean` | ≤ 15 | ≤ 4,096 |
+//! | [`Hamerly`](AssignmentStrategy::Hamerly) | `sqeuclidean` | ≤ 15 | ≤ 4,096 |
 //! | | | ≤ 32 | ≤ 1,024 |
 //! | | | ≤ 256 | ≤ 48, with AVX-512 ≤ 128 |
-//! | [`Elkan`](Assignment::Elkan) | any | ≥ 33 | ≤ 128, or bounds of a row (`2 k` bytes) ≤ 4 rows, with AVX-512 ≤ ¾ of a row |
-//! | [`Drake`](Assignment::Drake) | `sqeuclidean` | ≥ 16 | above the limits of `Hamerly` |
+//! | [`Elkan`](AssignmentStrategy::Elkan) | any | ≥ 33 | ≤ 128, or bounds of a row (`2 k` bytes) ≤ 4 rows, with AVX-512 ≤ ¾ of a row |
+//! | [`Drake`](AssignmentStrategy::Drake) | `sqeuclidean` | ≥ 16 | above the limits of `Hamerly` |
 //! | | others | ≥ 16 | above 511 up to 32 dimensions, above 48 (with AVX-512 128) up to 256 |
 //!
 //! Given up for a search after a round: `Elkan` and `Drake` unless [`bounds_pay`], `Exhaustive` for the next strategy
@@ -27,7 +27,7 @@
 //! | > 32 | ≥ 16 | a [`CostFilter`], from [`PREFILTERED_VECTORS`] centroids on with a prefilter |
 //! | any | fewer | every pair |
 //!
-//! **DBSCAN** ([`dbscan`]): rows of bits and of few dimensions are compared directly, behind boxes.
+//! **DBSCAN** ([`dbscan`]): rows of bits, by `l1` and of few dimensions are compared directly, behind boxes.
 //!
 //! | rows | dimensions | strategy |
 //! |---|---|---|

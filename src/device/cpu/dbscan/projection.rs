@@ -14,8 +14,8 @@ use crate::job::Job;
 /// Rows of a task.
 const TASK: usize = 256;
 
-/// Rows of the sample that gives the directions, those of them that are compared with each other, and the least rows
-/// of a sample.
+/// Rows of the sample of which directions are taken, rows of it compared with each other, and the least rows of a
+/// sample.
 const SAMPLED: usize = 1024;
 const COMPARED: usize = 192;
 const LEAST_SAMPLE: usize = 32;
@@ -101,9 +101,9 @@ impl Projection {
     fn lengths<T: SimdReal>(&self, values: &Values<'_, T>, job: &Job) -> Result<(f64, f64)> {
         let each = (0..values.rows()).into_par_iter().with_min_len(TASK);
         let square = |row| {
-            let apart = self.centre.iter().enumerate();
-            let apart = apart.map(|(i, centre)| values.coordinate(row, i) - centre);
-            apart.map(|x| x * x).sum::<f64>()
+            let centre = self.centre.iter().enumerate();
+            let differences = centre.map(|(i, centre)| values.coordinate(row, i) - centre);
+            differences.map(|x| x * x).sum::<f64>()
         };
         let mut squares: Vec<f64> = each.map(square).collect();
         job.check()?;
@@ -175,12 +175,12 @@ impl Projection {
         let mut projected = vec![0.0; squares.len() * leading.count()];
         leading.project(&sample, &mut projected);
         let exactly =
-            share(&ProjectionBounds::new(&sample, dim, &squares).apart_in(dim), self.reach);
+            share(&ProjectionBounds::new(&sample, dim, &squares).bounds_in(dim), self.reach);
         let mut bounds = ProjectionBounds::new(&projected, leading.count(), &squares);
         let mut best = (plan::filter_cost(dim, dim as f64, exactly), None);
         for count in (STEP..=leading.count()).step_by(STEP) {
             let products = count as f64 + plan::projection_cost(dim, count, rows);
-            let passing = share(&bounds.apart_in(count), self.reach);
+            let passing = share(&bounds.bounds_in(count), self.reach);
             let cost = plan::filter_cost(dim, products, passing);
             if cost < best.0 {
                 best = (cost, Some(count));
@@ -209,7 +209,7 @@ impl<'a> ProjectionBounds<'a> {
     }
 
     /// Bounds by the first `count` coordinates, at least as many as before.
-    fn apart_in(&mut self, count: usize) -> Vec<f64> {
+    fn bounds_in(&mut self, count: usize) -> Vec<f64> {
         let more = std::mem::replace(&mut self.count, count)..count;
         let rows = self.rows.iter().map(|row| &row[more.clone()]);
         let square = |x: f32| f64::from(x * x);
@@ -217,20 +217,20 @@ impl<'a> ProjectionBounds<'a> {
             *tail -= row.iter().map(|x| square(*x)).sum::<f64>();
         }
         let tails: Vec<f64> = self.tails.iter().map(|tail| tail.max(0.0).sqrt()).collect();
-        let mut apart = Vec::with_capacity(self.squares.len());
+        let mut bounds = Vec::with_capacity(self.squares.len());
         let mut squares = self.squares.iter_mut();
         for (i, a) in rows.clone().enumerate() {
             for ((b, tail), total) in rows.clone().zip(&tails).take(i).zip(&mut squares) {
                 *total += a.iter().zip(b).map(|(x, y)| square(x - y)).sum::<f64>();
-                apart.push(*total + (tails[i] - tail).powi(2));
+                bounds.push(*total + (tails[i] - tail).powi(2));
             }
         }
-        apart
+        bounds
     }
 }
 
 /// The share of squared distances that are within reach.
-fn share(apart: &[f64], reach: f64) -> f64 {
-    let within = apart.iter().filter(|apart| **apart <= reach).count();
-    within as f64 / apart.len().max(1) as f64
+fn share(bounds: &[f64], reach: f64) -> f64 {
+    let within = bounds.iter().filter(|bounds| **bounds <= reach).count();
+    within as f64 / bounds.len().max(1) as f64
 }

@@ -28,9 +28,9 @@ pub(super) trait Space: Coordinates {
         [u64::MAX; LANES]
     }
 
-    /// The candidates in a tile that are within eps of a row, as bits, and the pairs that a faster arithmetic left
-    /// open. Bits past the last row are undefined. `rows` are the tile's; once `most` candidates are within eps, the
-    /// rest may be skipped.
+    /// `(near, open)`, as bits: the candidates in a tile within eps of a row, and the pairs left open by a faster
+    /// arithmetic. Bits past the last row are undefined. `rows` are the tile's; once `most` candidates are within
+    /// eps, the rest may be skipped.
     fn near(&self, row: usize, tile: usize, rows: &[u32], candidates: u64, most: u32)
     -> (u64, u64);
 }

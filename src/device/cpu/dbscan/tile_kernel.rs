@@ -16,8 +16,8 @@ const STRETCH: usize = 32;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CertainBounds<T>(pub T, pub T);
 
-/// The rows of a tile that are within eps of a row for certain, and those that may be. Products and
-/// sums are rounded one by one, in ascending order of dimensions.
+/// Two sets of rows of a tile: those certainly within eps of a row, and those possibly. Products and sums are
+/// rounded one by one, in ascending order of dimensions.
 pub(super) struct RowTileKernel<'a, T> {
     pub sum: Sum,
     pub query: &'a [T],
@@ -58,10 +58,10 @@ impl<T: SimdReal> WithSimd for BoxTileKernel<'_, T> {
                 for (sum, x) in sums.iter_mut().zip(column) {
                     let nearest = T::where_less(simd, (*x, low), low, *x);
                     let nearest = T::where_less(simd, (high, nearest), high, nearest);
-                    let apart = T::minus(simd, *x, nearest);
+                    let difference = T::minus(simd, *x, nearest);
                     let term = match self.sum {
-                        Sum::Squares => T::times(simd, apart, apart),
-                        _ => T::magnitude(simd, apart),
+                        Sum::Squares => T::times(simd, difference, difference),
+                        _ => T::magnitude(simd, difference),
                     };
                     *sum = T::plus(simd, *sum, term);
                 }
@@ -84,8 +84,8 @@ impl<T: SimdReal> WithSimd for RowTileKernel<'_, T> {
     fn with_simd<S: Simd>(self, simd: S) -> (u64, u64) {
         match self.sum {
             Sum::Squares => self.all(simd, |simd, sum, x, y| {
-                let apart = T::minus(simd, x, y);
-                T::plus(simd, sum, T::times(simd, apart, apart))
+                let difference = T::minus(simd, x, y);
+                T::plus(simd, sum, T::times(simd, difference, difference))
             }),
             Sum::Absolute => self.all(simd, |simd, sum, x, y| {
                 T::plus(simd, sum, T::magnitude(simd, T::minus(simd, x, y)))

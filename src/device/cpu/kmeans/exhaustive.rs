@@ -54,7 +54,7 @@ pub(in crate::device::cpu) struct Exhaustive<T> {
     shape: AssignmentShape,
     fallback: Fallback,
     state: ExhaustiveState<T>,
-    /// Rows that the sums of the last round left to the definition; `None` if another assigner did that round.
+    /// The rows left to the definition in the last round; `None` if another assigner did it.
     undecided: Option<Vec<u32>>,
 }
 
@@ -316,8 +316,8 @@ struct ExhaustiveBlock<'a> {
 }
 
 impl ExhaustiveBlock<'_> {
-    /// Labels rows with their nearest centroids. Returns the rows that had another label, and the rows that the
-    /// definition decided.
+    /// Labels rows with their nearest centroids. Returns the rows whose labels changed, and the rows decided by
+    /// the definition.
     fn compare<T: SimdReal>(
         &mut self,
         centroids: &CentroidCodes<T>,
@@ -339,7 +339,7 @@ impl ExhaustiveBlock<'_> {
                 padded[..labels.len()].copy_from_slice(labels);
                 &padded
             });
-            let known = ExpectedArgmin { numbers, apart: *most_slack };
+            let known = ExpectedArgmin { numbers, margin: *most_slack };
             let mut open = level.panel_dot_argmin2(panel, others, known, &mut found);
             open &= u64::MAX >> (ROWS - labels.len());
             while let Some(row) = beyond.next_if(|row| (**row as usize) < first + ROWS) {
@@ -386,8 +386,8 @@ fn nearest<T: SimdReal>(centroids: &SoaRows<T>, row: &[T], metric: Metric, level
 }
 
 impl<T: SimdReal> Exhaustive<T> {
-    /// Labels every row with its nearest centroid. Returns the rows that had another label, and the rows that the
-    /// definition decided; `None` if a centroid is too far away.
+    /// Labels every row with its nearest centroid. Returns the rows whose labels changed, and the rows decided by
+    /// the definition; `None` if a centroid is too far away.
     fn assign_all(
         &self,
         codes: &PanelCodes<T>,

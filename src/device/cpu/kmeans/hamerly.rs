@@ -83,7 +83,7 @@ impl<T: SimdReal> Hamerly<T> {
 
     /// `(factor, offset)` such that the distances a and b of two centroids of equal cost satisfy `a ≤ factor · b +
     /// offset`.
-    fn apart(&self) -> (f64, f64) {
+    fn cost_margin(&self) -> (f64, f64) {
         let RoundingError { relative, absolute, .. } = self.rounding;
         (1.0 + 2.0 * relative, 3.0 * absolute.sqrt())
     }
@@ -108,7 +108,7 @@ impl<T: SimdReal> Hamerly<T> {
         let farthest = moved.iter().position(|moved| *moved == most);
         let but_that = moved.iter().enumerate().filter(|(i, _)| Some(*i) != farthest);
         let second = but_that.fold(0.0, |most, (_, moved)| moved.max(most));
-        let factor = self.apart().0;
+        let factor = self.cost_margin().0;
         for ((centroid, own), shrunk) in moved.iter().enumerate().zip(&mut self.shrunk) {
             let others = if Some(centroid) == farthest { second } else { most };
             *shrunk = up(f64::from(*shrunk) + own * factor + others);
@@ -118,8 +118,8 @@ impl<T: SimdReal> Hamerly<T> {
 
     /// The constants by which costs bound gaps.
     fn slack(&self) -> Slack<T> {
-        let (RoundingError { relative, absolute, .. }, (factor, apart)) =
-            (self.rounding, self.apart());
+        let (RoundingError { relative, absolute, .. }, (factor, offset)) =
+            (self.rounding, self.cost_margin());
         // The arithmetic below errs by a few units in the last place.
         let error = 8.0 * T::EPSILON.to_f64();
         let up = |x: f64| T::from_f64(x * (1.0 + error));
@@ -128,7 +128,7 @@ impl<T: SimdReal> Hamerly<T> {
             absolute: up(2.0 * absolute),
             least: T::from_f64((1.0 - relative) * (1.0 - error)),
             most: up((1.0 + relative) * factor),
-            apart: up(absolute.sqrt() * (1.0 + relative) * factor + apart),
+            offset: up(absolute.sqrt() * (1.0 + relative) * factor + offset),
         }
     }
 }
@@ -139,7 +139,7 @@ struct Slack<T> {
     absolute: T,
     least: T,
     most: T,
-    apart: T,
+    offset: T,
 }
 
 impl<T: SimdReal> Slack<T> {
@@ -148,7 +148,7 @@ impl<T: SimdReal> Slack<T> {
     #[inline(always)]
     fn gap(self, nearest: T, second: T) -> T {
         let least = (second - self.absolute).max(T::ZERO).sqrt() * self.least;
-        let gap = least - (nearest.sqrt() * self.most + self.apart);
+        let gap = least - (nearest.sqrt() * self.most + self.offset);
         // An infinite cost bounds no distance.
         if second < T::INFINITY { gap } else { -T::ONE }
     }

@@ -45,10 +45,10 @@ pub(super) struct QuantizedCentroids<'a, T, R> {
     pub unit: f64,
     /// For products: an upper bound on `‖x − c‖² − 2 · sum`.
     squares: f64,
-    /// Margins between the distances a and b of two centroids of equal cost: `a ≤ factor · b + apart` for squares,
+    /// Margins between the distances a and b of two centroids of equal cost: `a ≤ factor · b + offset` for squares,
     /// `a² ≤ b² + slack` for products.
     factor: f32,
-    apart: f32,
+    offset: f32,
     slack: f32,
     /// For squares: the distance up to which no cost overflows.
     finite: f32,
@@ -141,7 +141,7 @@ impl Measure {
             unit,
             squares: 0.0,
             factor: up(1.0 + 2.0 * rounding.relative),
-            apart: up(3.0 * rounding.absolute.sqrt() * unit),
+            offset: up(3.0 * rounding.absolute.sqrt() * unit),
             slack: 0.0,
             finite: f32::INFINITY,
         };
@@ -195,7 +195,7 @@ impl<T: SimdReal, R> QuantizedCentroids<'_, T, R> {
         let bound = if self.slack > 0.0 {
             (distance * distance + self.slack).sqrt()
         } else {
-            distance * self.factor + self.apart
+            distance * self.factor + self.offset
         };
         bound * (1.0 + 4.0 * f32::EPSILON)
     }
@@ -210,8 +210,8 @@ impl<T: SimdReal, R> QuantizedCentroids<'_, T, R> {
 fn is_fine<T: Real>(values: &[T], whole: &Quantizer) -> bool {
     let centre = &whole.centre;
     let square = |row: &[T]| {
-        let apart = row.iter().zip(centre).map(|(x, c)| x.to_f64() - c);
-        apart.map(|x| x * x).sum::<f64>()
+        let differences = row.iter().zip(centre).map(|(x, c)| x.to_f64() - c);
+        differences.map(|x| x * x).sum::<f64>()
     };
     let rows = values.par_chunks_exact(centre.len());
     let count = rows.len() as f64;

@@ -548,13 +548,13 @@ mod tests {
                 |level, k| Search::by_bounds(&rows, metric, level, k, &job).unwrap().unwrap();
             let heavy: Vec<f64> = (0..count).map(|row| [1.0, 0.0, 2.5][row % 3]).collect();
             for weights in [None, Some(heavy.as_slice())] {
-                let wanted = choose(weights, pairs(), None);
+                let expected = choose(weights, pairs(), None);
                 // For few rows, and as for many.
                 for (level, k) in Level::all().into_iter().flat_map(|x| [(x, 40), (x, 10_000)]) {
                     let found = choose(weights, bounds(level, k), None);
-                    assert_eq!(found, wanted, "kind {kind}, dim {dim}, {level:?}");
+                    assert_eq!(found, expected, "kind {kind}, dim {dim}, {level:?}");
                     let found = choose(weights, pairs(), Some(bounds(level, k)));
-                    assert_eq!(found, wanted, "kind {kind}, dim {dim}, {level:?}");
+                    assert_eq!(found, expected, "kind {kind}, dim {dim}, {level:?}");
                 }
             }
         }

@@ -90,7 +90,7 @@ pub(in crate::device::cpu) struct QuantizedBase {
     /// The lengths of the longest residual and, from the centre, of the longest row, outliers excluded.
     pub(in crate::device::cpu) residual: f64,
     pub(in crate::device::cpu) length: f64,
-    /// Counters of tasks that were left to the next layout, and of tasks that were finished.
+    /// Numbers of tasks left to the next layout, and of finished tasks.
     pub(in crate::device::cpu) tasks: LayoutFeedback,
     pub(in crate::device::cpu) guesses: GuessFeedback,
     _reserved: Reserved,

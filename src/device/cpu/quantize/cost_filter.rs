@@ -46,7 +46,7 @@ pub(in crate::device::cpu) struct CostFilter {
     inverse: f64,
     factor: f64,
     /// The residuals of a row and a vector, in steps.
-    apart: f64,
+    residuals: f64,
     /// For products: lower and upper bound on `‖q − x‖² − 2 · sum`.
     squares: [f64; 2],
     rounding: RoundingError,
@@ -156,7 +156,7 @@ impl CostFilter {
         let Some(base) = base else { return Ok(None) };
         let rounding = RoundingError::of::<T>(dim as f64);
         let RoundingError { relative, absolute, .. } = rounding;
-        let apart = (2.0 * base.residual + absolute.sqrt()) / base.quantizer.step;
+        let residuals = (2.0 * base.residual + absolute.sqrt()) / base.quantizer.step;
         let squares = match metric.sum() {
             Sum::Squares => [0.0; 2],
             _ => {
@@ -166,7 +166,7 @@ impl CostFilter {
             }
         };
         let (inverse, factor) = (1.0 / base.quantizer.step, 1.0 + relative);
-        Ok(Some(Self { base, metric, inverse, factor, apart, squares, rounding }))
+        Ok(Some(Self { base, metric, inverse, factor, residuals, squares, rounding }))
     }
 
     /// The initial sums of rows without a cost, one element for each panel.
@@ -182,7 +182,7 @@ impl CostFilter {
             Sum::Squares => reach,
             _ => self.squares[1] + 2.0 * reach,
         };
-        let own = square.max(0.0).sqrt() * (self.factor * self.inverse) + self.apart;
+        let own = square.max(0.0).sqrt() * (self.factor * self.inverse) + self.residuals;
         let start = self.starts()[row / ROWS].0[row % ROWS];
         // Rounded up; NaN does not bound.
         let by = own * own * (0.5 + 1e-9) + 1.0;
@@ -357,8 +357,8 @@ impl CostFilter {
         let RoundingError { relative, absolute, .. } = self.rounding;
         // A start may have lost a half.
         let between = square - 2.0 * sum;
-        let least = ((between.max(0.0).sqrt() - self.apart) / self.inverse).max(0.0);
-        let most = ((between + 1.0).max(0.0).sqrt() + self.apart) / self.inverse;
+        let least = ((between.max(0.0).sqrt() - self.residuals) / self.inverse).max(0.0);
+        let most = ((between + 1.0).max(0.0).sqrt() + self.residuals) / self.inverse;
         let [least, most] = [least * least * (1.0 - 1e-9), most * most * (1.0 + 1e-9)];
         match self.metric.sum() {
             Sum::Squares => {

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Counters of tasks that were left to the next layout, and of tasks that were finished: once more are left, new
-/// tasks begin with the next layout.
+/// Numbers of tasks left to the next layout, and of finished tasks: once more are left, new tasks begin with the
+/// next layout.
 #[derive(Debug, Default)]
 pub(in crate::device::cpu) struct LayoutFeedback {
     left: AtomicU32,

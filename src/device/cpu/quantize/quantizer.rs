@@ -328,25 +328,25 @@ fn round_some<T: Real, const COUNT: usize>(
     [left, squares]: &mut [[f64; SIDE_BY_SIDE]; 2],
 ) {
     // Loops of one step each over arrays of known length, which compilers turn into registers of several elements.
-    let [mut apart, mut whole] = [[0.0; COUNT]; 2];
+    let [mut difference, mut whole] = [[0.0; COUNT]; 2];
     for i in 0..COUNT {
-        apart[i] = row[i].to_f64() - centre[i];
+        difference[i] = row[i].to_f64() - centre[i];
     }
     for i in 0..COUNT {
-        let scaled = apart[i] * inverse;
+        let scaled = difference[i] * inverse;
         let scaled = if scaled < least { least } else { scaled };
         let scaled = if scaled > most { most } else { scaled };
         // A number this large has no fraction, and its lowest bits are the integer.
         let shifted = scaled + ROUND_TO_INTEGER_F64;
         whole[i] = shifted - ROUND_TO_INTEGER_F64;
-        apart[i] -= whole[i] * step;
+        difference[i] -= whole[i] * step;
         values[i] = shifted.to_bits() as i16;
     }
     // Of every eighth element, side by side.
     for terms in whole.as_chunks::<SIDE_BY_SIDE>().0 {
         squares.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term * term);
     }
-    for terms in apart.as_chunks::<SIDE_BY_SIDE>().0 {
+    for terms in difference.as_chunks::<SIDE_BY_SIDE>().0 {
         left.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term * term);
     }
 }

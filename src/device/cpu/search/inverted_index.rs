@@ -312,8 +312,8 @@ impl InvertedIndex {
         if list.reach() < f32::ONE {
             return;
         }
-        let apart = |row: &u32| !query.tokens.is_empty() || self.sizes[*row as usize] > 0;
-        for row in others().filter(apart).take(list.k()) {
+        let shares_nothing = |row: &u32| !query.tokens.is_empty() || self.sizes[*row as usize] > 0;
+        for row in others().filter(shares_nothing).take(list.k()) {
             list.insert(Neighbor { distance: 1.0, row: query.first_base + row });
         }
     }

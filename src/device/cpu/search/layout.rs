@@ -294,10 +294,10 @@ mod tests {
                     let sum = |row: usize| {
                         metric.sum_of(&values[q * dim..][..dim], &values[row * dim..][..dim])
                     };
-                    let wanted: Vec<u32> =
+                    let expected: Vec<u32> =
                         (0..rows).filter(|row| sum(*row) <= reach).map(|row| row as u32).collect();
                     sink.rows.sort_unstable();
-                    assert_eq!(sink.rows, wanted, "query {q} of {rows} × {dim}, {level:?}");
+                    assert_eq!(sink.rows, expected, "query {q} of {rows} × {dim}, {level:?}");
                 }
             }
         }
@@ -346,15 +346,15 @@ mod tests {
             {
                 let call = Call { metric, level, pairing: &Pairing::default(), job: &job };
                 let spec = LayoutSpec { metric, level, k: None };
-                let wanted = nearest(&values, queries, dim, k);
+                let expected = nearest(&values, queries, dim, k);
                 for forms in [&CODE_FORMS[..], &CODE_FORMS[1..], &CODE_FORMS[2..]] {
                     let layout = Layout::new(&base, spec, forms, &job).unwrap();
                     let mut found = vec![TopK::new(k, metric); queries];
                     traversal::run(&layout, &base.slice(0..queries), &call, &mut found).unwrap();
-                    for (list, wanted) in found.into_iter().zip(&wanted) {
+                    for (list, expected) in found.into_iter().zip(&expected) {
                         let list = list.into_sorted().into_iter();
                         let list: Vec<_> = list.map(|one| (one.distance, one.row)).collect();
-                        assert_eq!(&list, wanted, "k {k}, {level:?}");
+                        assert_eq!(&list, expected, "k {k}, {level:?}");
                     }
                     let Some(RealLayout::Quantized(made)) = layout.layouts[0].get() else {
                         panic!("whole numbers suit these rows");

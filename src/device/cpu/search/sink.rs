@@ -61,7 +61,7 @@ pub(super) struct TopK<T> {
     metric: Metric,
     enough: Option<EnoughLimits<T>>,
     entries: Vec<Neighbor<T>>,
-    /// The last neighbour that is taken: the k-th smallest when that was last known, or the last that matters.
+    /// The threshold: the k-th smallest neighbour as last known, or the last that matters.
     worst: Neighbor<T>,
     reach: T,
 }
@@ -124,8 +124,8 @@ impl<T: Real> TopK<T> {
         self.enough.map_or(self.k, |enough| enough.k)
     }
 
-    /// Sets the threshold to the last neighbour that matters: `kth` is the distance of the last one that matters at
-    /// any distance, `last` the last of a full list.
+    /// Sets the threshold to the last neighbour that matters: `kth` is the distance at rank
+    /// [`bounding`](Self::bounding), `last` the last of a full list.
     #[inline]
     fn bound(&mut self, kth: T, last: Option<Neighbor<T>>) {
         let far = self.enough.map(|enough| enough.up_to(kth));

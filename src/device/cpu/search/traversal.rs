@@ -144,11 +144,11 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     if sinks.is_empty() || blocks == 0 {
         return Ok(Work::default());
     }
-    let wanted = TASKS_OF_THREAD * rayon::current_num_threads();
-    let of_task = sinks.len().div_ceil(wanted).clamp(TASK_QUERIES, base.most_queries());
+    let least_tasks = TASKS_OF_THREAD * rayon::current_num_threads();
+    let of_task = sinks.len().div_ceil(least_tasks).clamp(TASK_QUERIES, base.most_queries());
     let tasks = sinks.len().div_ceil(of_task);
     // With few queries, cut the base as well, so that every thread has work.
-    let parts = if tasks >= wanted { 1 } else { wanted.div_ceil(tasks).min(blocks) };
+    let parts = if tasks >= least_tasks { 1 } else { least_tasks.div_ceil(tasks).min(blocks) };
     let (parts, _reserved) = reserve_parts::<T, K>(parts, blocks, sinks, job)?;
     let width = queries.matrix().width();
     let stride = coprime_stride(blocks);
@@ -267,10 +267,10 @@ mod tests {
     #[test]
     fn there_are_as_many_parts_as_there_is_memory_for_their_lists() {
         let sinks = vec![TopK::<f32>::new(3000, Metric::L2); 256];
-        for (megabytes, wanted) in [(200, 8), (40, 4), (10, 1), (0, 1)] {
+        for (megabytes, expected) in [(200, 8), (40, 4), (10, 1), (0, 1)] {
             let job = Job::default().with_budget(Arc::new(Most(megabytes << 20)));
             let (parts, reserved) = reserve_parts::<f32, _>(8, 1000, &sinks, &job).unwrap();
-            assert_eq!(parts, wanted, "{megabytes} MB");
+            assert_eq!(parts, expected, "{megabytes} MB");
             // Each list has 3,000 neighbours of 8 bytes.
             let least = if parts > 1 { parts * 256 * 3000 * 8 } else { 0 };
             assert!(reserved.map_or(0, |reserved| reserved.bytes()) >= least);

@@ -365,14 +365,14 @@ mod tests {
             let least = [sum(0, 40), sum(1, 100), i32::MIN];
             let all = (0..3).flat_map(|query| (0..2 * ROWS as u32).map(move |row| (query, row)));
             let all: Vec<_> = all.collect();
-            let wanted = all.iter().copied().filter_map(|(query, row)| {
+            let expected = all.iter().copied().filter_map(|(query, row)| {
                 let (panel, lane) = (row as usize / ROWS, row as usize % ROWS);
                 let sum = sum(query as usize, row as usize);
                 (decided[panel] >> lane & 1 == 1 && sum >= least[query as usize])
                     .then_some((query, row, sum))
             });
-            let wanted: Vec<_> = wanted.collect();
-            assert!(wanted.len() > 128 && wanted.len() < all.len());
+            let expected: Vec<_> = expected.collect();
+            assert!(expected.len() > 128 && expected.len() < all.len());
             for level in Level::all() {
                 let mut passed = PassedPairs::default();
                 passed.begin(2 * ROWS, 3);
@@ -389,7 +389,7 @@ mod tests {
                 level.retain_by_dot_i16(chosen, &mut passed);
                 let found: Vec<_> =
                     passed.iter().map(|pair| (pair.query, pair.row, pair.sum)).collect();
-                assert_eq!(found, wanted, "{level:?}, {dim} dimensions");
+                assert_eq!(found, expected, "{level:?}, {dim} dimensions");
             }
         }
     }
@@ -415,13 +415,13 @@ mod tests {
                 let both = some[*a as usize].iter().zip(&others[*b as usize]);
                 both.map(|(x, y)| i32::from(*x) * i32::from(*y)).sum()
             };
-            let wanted: Vec<i32> = pairs.iter().map(product).collect();
+            let expected: Vec<i32> = pairs.iter().map(product).collect();
             for level in Level::all() {
                 let some = CodeLines { all: &some_lines, per_row };
                 let others = CodeLines { all: &other_lines, per_row };
                 let mut sums = vec![7; 3];
                 level.dot_i16_pairs(some, others, &pairs, &mut sums);
-                assert_eq!(sums, wanted, "{level:?}, {dim} dimensions");
+                assert_eq!(sums, expected, "{level:?}, {dim} dimensions");
             }
         }
     }

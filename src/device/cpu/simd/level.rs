@@ -1,4 +1,4 @@
-//! Which instructions this processor has.
+//! The instructions of this processor.
 
 use pulp::WithSimd;
 
@@ -62,11 +62,11 @@ impl Level {
         all
     }
 
-    /// The most capable that this processor has; or that of the environment variable `NEIGHBORS_SIMD`, if it
-    /// names one that it has: `vnni`, `avx512`, `avx2`, `neon` or `plain`.
+    /// The most capable of this processor; or the level named by the environment variable `NEIGHBORS_SIMD`, if the
+    /// processor has it: `vnni`, `avx512`, `avx2`, `neon` or `plain`.
     pub fn detect() -> Self {
-        let (all, asked) = (Self::all(), std::env::var("NEIGHBORS_SIMD").unwrap_or_default());
-        all.iter().find(|level| level.name() == asked).copied().unwrap_or(all[0])
+        let (all, requested) = (Self::all(), std::env::var("NEIGHBORS_SIMD").unwrap_or_default());
+        all.iter().find(|level| level.name() == requested).copied().unwrap_or(all[0])
     }
 
     /// The instructions of portable code: no more than AVX2 if this is it, otherwise all that this processor has.

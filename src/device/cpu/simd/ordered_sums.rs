@@ -122,7 +122,7 @@ macro_rules! columns {
     }};
 }
 
-/// Which numbers of a register are loaded, if so many are left.
+/// The mask of the numbers of a register that are loaded, if so many are left.
 #[cfg(target_arch = "x86_64")]
 macro_rules! mask {
     (f32, 16, $left:expr) => {

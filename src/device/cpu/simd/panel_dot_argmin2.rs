@@ -22,8 +22,9 @@ macro_rules! with {
     };
 }
 impl Level {
-    /// Finds the two least of the sums `start + Σ row · other` for each row of a panel; a bit for each row that is not as
-    /// is known. No sum of some of these terms may leave 32 bits, or be the largest number, and none less `apart` may.
+    /// The two least of the sums `start + Σ row · other` for each row of a panel. Returns a bit for each row whose
+    /// result differs from the expected one, or whose margin is not above the usual one. No sum of some of these
+    /// terms may leave 32 bits, or be the largest number, and none less `margin` may.
     ///
     /// # Panics
     /// If a row has more or fewer words than another.
@@ -85,7 +86,7 @@ impl WithSimd for PortableArgmin2<'_> {
         }
         (0..ROWS).fold(0, |others, lane| {
             let is_other = to.number[lane] != known.numbers[lane] as i32
-                || to.second[lane] - known.apart <= to.least[lane];
+                || to.second[lane] - known.margin <= to.least[lane];
             others | u64::from(is_other) << lane
         })
     }
@@ -146,29 +147,29 @@ mod tests {
                     let pairs = row.iter().zip(&others[other]);
                     starts[other] + pairs.map(|(x, y)| i32::from(*x) * i32::from(*y)).sum::<i32>()
                 };
-                let mut wanted = Argmin2::default();
+                let mut argmin = Argmin2::default();
                 for (i, row) in panel.iter().enumerate() {
                     let mut sums: Vec<(i32, usize)> =
                         (0..others.len()).map(|other| (sum(row, other), other)).collect();
                     sums.sort_unstable();
-                    (wanted.least[i], wanted.number[i]) = (sums[0].0, sums[0].1 as i32);
-                    wanted.second[i] = sums.get(1).map_or(i32::MAX, |second| second.0);
+                    (argmin.least[i], argmin.number[i]) = (sums[0].0, sums[0].1 as i32);
+                    argmin.second[i] = sums.get(1).map_or(i32::MAX, |second| second.0);
                 }
                 // Some are as is known, others have a hair too little between them, or another number.
-                let (mut numbers, mut expected) = (wanted.number.map(|number| number as u32), 0u64);
-                let between = |row: usize| wanted.second[row].abs_diff(wanted.least[row]);
-                let apart = (0..ROWS).map(between).min().unwrap_or(0).max(between(7)).min(1 << 20);
+                let (mut numbers, mut expected) = (argmin.number.map(|number| number as u32), 0u64);
+                let between = |row: usize| argmin.second[row].abs_diff(argmin.least[row]);
+                let margin = (0..ROWS).map(between).min().unwrap_or(0).max(between(7)).min(1 << 20);
                 for (row, number) in numbers.iter_mut().enumerate() {
                     *number += u32::from(row % 5 == 3);
-                    let is_known = row % 5 != 3 && between(row) > apart;
+                    let is_known = row % 5 != 3 && between(row) > margin;
                     expected |= u64::from(!is_known) << row;
                 }
                 for level in Level::all() {
                     let mut found = Argmin2::default();
                     let others = CentroidWords { starts: &starts, words: &of_others };
-                    let known = ExpectedArgmin { numbers: &numbers, apart: apart as i32 };
+                    let known = ExpectedArgmin { numbers: &numbers, margin: margin as i32 };
                     let open = level.panel_dot_argmin2(&groups, others, known, &mut found);
-                    assert_eq!(found, wanted, "{level:?} {words} {count}");
+                    assert_eq!(found, argmin, "{level:?} {words} {count}");
                     assert_eq!(open, expected, "{level:?} {words} {count}");
                 }
             }

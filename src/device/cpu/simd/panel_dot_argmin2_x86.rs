@@ -9,7 +9,7 @@ use super::panels::{Argmin2, CentroidWords, ExpectedArgmin, Group, LANES, quarte
 /// Registers of rows that are compared together.
 const TOGETHER: usize = 2;
 
-/// The first `WORDS` words, or all if that is 0: of a number that compilers know, rows stay in registers.
+/// The first `WORDS` words, or all for 0. With a number known at compile time, rows stay in registers.
 #[inline(always)]
 fn some<const WORDS: usize, T>(words: &[T]) -> &[T] {
     if WORDS > 0 { &words[..WORDS] } else { words }
@@ -25,7 +25,7 @@ macro_rules! least_512 {
             known: ExpectedArgmin<'_>,
             to: &mut Argmin2,
         ) -> u64 {
-            let (none, apart) = (_mm512_set1_epi32(i32::MAX), _mm512_set1_epi32(known.apart));
+            let (none, margin) = (_mm512_set1_epi32(i32::MAX), _mm512_set1_epi32(known.margin));
             let (mut open, quarters) = (0, quarters(panel).map(some::<WORDS, _>));
             for (half, [a, b]) in quarters.as_chunks::<TOGETHER>().0.iter().enumerate() {
                 let (mut least, mut second) = ([none; TOGETHER], [none; TOGETHER]);
@@ -52,7 +52,7 @@ macro_rules! least_512 {
                 for i in 0..TOGETHER {
                     let quarter = TOGETHER * half + i;
                     let lanes = LANES * quarter..LANES * (quarter + 1);
-                    let near = _mm512_sub_epi32(second[i], apart);
+                    let near = _mm512_sub_epi32(second[i], margin);
                     // SAFETY: each slice, whose bounds are checked, has the 16 numbers of four bytes of a register. `known` is
                     // borrowed shared and `to` exclusively; loads and stores need no alignment.
                     unsafe {
@@ -87,7 +87,7 @@ pub(super) fn least_avx2<const WORDS: usize>(
     known: ExpectedArgmin<'_>,
     to: &mut Argmin2,
 ) -> u64 {
-    let (none, apart) = (_mm256_set1_epi32(i32::MAX), _mm256_set1_epi32(known.apart));
+    let (none, margin) = (_mm256_set1_epi32(i32::MAX), _mm256_set1_epi32(known.margin));
     let mut open = 0;
     for (quarter, groups) in quarters(panel).map(some::<WORDS, _>).into_iter().enumerate() {
         let (mut least, mut second) = ([none; TOGETHER], [none; TOGETHER]);
@@ -113,7 +113,7 @@ pub(super) fn least_avx2<const WORDS: usize>(
         for i in 0..TOGETHER {
             let first = LANES * quarter + 8 * i;
             let lanes = first..first + 8;
-            let is_far = _mm256_cmpgt_epi32(_mm256_sub_epi32(second[i], apart), least[i]);
+            let is_far = _mm256_cmpgt_epi32(_mm256_sub_epi32(second[i], margin), least[i]);
             // SAFETY: each slice, whose bounds are checked, has the eight numbers of four bytes of a register. `known` is
             // borrowed shared and `to` exclusively; loads and stores need no alignment.
             unsafe {

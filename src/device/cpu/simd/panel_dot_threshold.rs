@@ -286,8 +286,8 @@ mod tests {
         passed.sort_unstable();
         let rows = (0..count).flat_map(|query| (0..panels * ROWS).map(move |row| (query, row)));
         let passes = |(query, row): &(usize, usize)| sums[*query][*row] >= i64::from(least[*query]);
-        let wanted: Vec<_> = rows.filter(passes).collect();
-        assert_eq!(passed, wanted, "{level:?} {width:?} {length} {panels} {count}");
+        let expected: Vec<_> = rows.filter(passes).collect();
+        assert_eq!(passed, expected, "{level:?} {width:?} {length} {panels} {count}");
     }
 
     #[test]

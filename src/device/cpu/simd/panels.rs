@@ -9,8 +9,8 @@ use crate::memory::Zeros;
 pub(in crate::device::cpu) const ROWS: usize = 64;
 pub(in crate::device::cpu) const LANES: usize = ROWS / 4;
 
-/// Queries that are compared with a panel together: few of them, and with AVX-512 that has no VNNI, whose registers hold
-/// products too, and others.
+/// Queries compared with a panel together: `FEW` if there are few, and with AVX-512 without VNNI, whose registers
+/// hold products too; else `SOME`.
 #[cfg(target_arch = "x86_64")]
 pub(super) const FEW: usize = 4;
 pub(super) const SOME: usize = 6;
@@ -278,5 +278,5 @@ pub(in crate::device::cpu) struct ExpectedArgmin<'a> {
     /// The expected numbers of the least sums.
     pub numbers: &'a [u32; ROWS],
     /// The usual margin of the second least sum above the least.
-    pub apart: i32,
+    pub margin: i32,
 }

@@ -73,8 +73,8 @@ impl<T: SimdReal, F: FnMut(usize, &[T; SIDE_BY_SIDE])> WithSimd for SoaDistances
                 for (column, q) in group.iter().zip(query) {
                     let x = T::vectors::<S>(&column.0)[register];
                     *sum = if squares {
-                        let apart = T::minus(simd, T::splat(simd, *q), x);
-                        T::squared_plus(simd, apart, *sum)
+                        let difference = T::minus(simd, T::splat(simd, *q), x);
+                        T::squared_plus(simd, difference, *sum)
                     } else {
                         T::times_plus(simd, T::splat(simd, -*q), x, *sum)
                     };

@@ -170,7 +170,7 @@ fn follow<T: SimdReal>(
     let [mut answered, mut cheap, mut decided] = [0; 3];
     for round in 0..ROUNDS {
         let now = rows_of(&centroids, dim);
-        let wanted = nearest(metric, values, &centroids, dim);
+        let expected = nearest(metric, values, &centroids, dim);
         let before = labels.clone();
         match assigner.assign(&now, &mut labels, &job).unwrap() {
             Some(Assigned { moved, work }) => {
@@ -180,14 +180,14 @@ fn follow<T: SimdReal>(
                 assert!(before.is_empty() || moved == changed, "{text}, round {round}");
                 cheap += usize::from(work.pairs < (pairs / dim / dim / 2) as u64);
                 decided += usize::from(work.rechecked < (pairs / dim / dim / 8) as u64);
-                assert_eq!(labels, wanted.0, "{text}, round {round}");
+                assert_eq!(labels, expected.0, "{text}, round {round}");
                 let distances = assigner.distances(&now, &labels, &job).unwrap();
-                assert_eq!(distances, Distances::of(wanted.1), "{text}, round {round}");
+                assert_eq!(distances, Distances::of(expected.1), "{text}, round {round}");
             }
             // Too many are computed, or a centroid is too far away.
             None => {
                 assert!(labels == before, "{text}, round {round}");
-                labels = wanted.0;
+                labels = expected.0;
             }
         }
         moves(&mut centroids, values, dim, &mut random);

@@ -178,16 +178,16 @@ impl PrefilterQuantizer {
         }
         // The first panel passes, and then the pairs within thresholds that tighten: with the neighbours found or,
         // for `k` up to `MOST_GUESSED`, with guesses; see `DeferredPairs`.
-        let (wanted, rows, dim) = (k as f64, rows as f64, self.dim as f64);
-        let by_bounds = wanted * (1.0 + (rows / wanted).ln().max(0.0));
+        let (nearest, rows, dim) = (k as f64, rows as f64, self.dim as f64);
+        let by_bounds = nearest * (1.0 + (rows / nearest).ln().max(0.0));
         let panels = (rows / ROWS as f64).max(1.0);
-        let by_guesses = 1.2 * (wanted + 7.0 * wanted.sqrt() + 6.0 * panels.ln());
+        let by_guesses = 1.2 * (nearest + 7.0 * nearest.sqrt() + 6.0 * panels.ln());
         let passed = if k <= MOST_GUESSED { by_bounds.min(by_guesses) } else { by_bounds };
         let rechecks = ROWS as f64 + passing * passed;
         rechecks * (RECHECK_PER_DIM * dim + RECHECK_FIXED) < SAVED * rows * dim
     }
 
-    /// The ratio of pairs that pass to pairs that need to, where one in [`TRIED_ONE_IN`] needs to.
+    /// The number of passing pairs over the number of pairs to be found, which are one in [`TRIED_ONE_IN`].
     #[inline(always)]
     fn passing(&self, base: &[Vec<i16>], queries: &[Vec<i16>]) -> f64 {
         let product = |a: &[i16], b: &[i16]| -> i32 {
@@ -359,9 +359,9 @@ fn lengths(numbers: &[i16], step: f64, rounded: &[i8]) -> ([f64; 2], i32) {
         let sums = squares.iter_mut().zip(&mut left);
         for ((x, own), (squares, left)) in numbers.iter().zip(rounded).zip(sums) {
             let own = f64::from(*own);
-            let apart = f64::from(*x) - own * step;
+            let residual = f64::from(*x) - own * step;
             *squares += own * own;
-            *left += apart * apart;
+            *left += residual * residual;
         }
         sum += rounded.iter().map(|x| i32::from(*x)).sum::<i32>();
     }

@@ -170,16 +170,16 @@ mod tests {
         for (query, sink) in sinks.into_iter().enumerate() {
             let of = |row: usize| &values[row * dim..][..dim];
             let others = (0..rows.len()).filter(|row| !is_self_join || *row != query);
-            let mut wanted: Vec<(T, u32)> = others
+            let mut expected: Vec<(T, u32)> = others
                 .map(|row| (metric.distance(metric.sum_of(of(query), of(row))), row as u32 + 7))
                 .collect();
-            wanted.sort_by_key(|(distance, row)| distance.key(*row));
-            wanted.truncate(k);
+            expected.sort_by_key(|(distance, row)| distance.key(*row));
+            expected.truncate(k);
             let found = sink.into_sorted().into_iter();
             let found: Vec<(T, u32)> =
                 found.map(|Neighbor { distance, row }| (distance, row)).collect();
             assert!(
-                found == wanted,
+                found == expected,
                 "query {query} of {} × {dim}, {metric}, {level:?}",
                 rows.len()
             );

@@ -73,7 +73,7 @@ impl DeferredPairs {
         k.min((expected + DEVIATIONS * expected.sqrt() + BESIDE) as usize)
     }
 
-    /// Drops the pairs that are, by bound or by guess, not among the `k` nearest; returns whether that made room.
+    /// Drops the pairs not among the `k` nearest, by bound or by guess; returns whether this made room.
     pub fn cut<T: Real>(
         &mut self,
         k: usize,

@@ -45,7 +45,7 @@ const MOST_GIVEN_UP: usize = 16;
 /// Whether the next layout exists; with `true`, it may be made.
 type HasNext<'a> = &'a dyn Fn(bool) -> Result<bool>;
 
-/// A search that stopped before the end of its visit: the part that was visited, and the rest.
+/// The visit of a search that stopped early: its visited part, and the rest.
 struct Stopped<'a> {
     visited: Visit<'a>,
     rest: Visit<'a>,
