@@ -211,9 +211,9 @@ impl KMeans {
         Self {
             k,
             metric: Metric::L2,
-            max_iterations: 300,
-            tolerance: 1e-4,
-            init: Init::PlusPlus,
+            max_iterations: KMeansParams::MAX_ITERATIONS as u64,
+            tolerance: KMeansParams::TOLERANCE,
+            init: Init::default(),
             runs: 1,
             seed: None,
             vector: None,
@@ -268,7 +268,8 @@ impl KMeans {
         Self { weight: Some(column.into()), ..self }
     }
 
-    fn params(&self) -> Result<KMeansParams> {
+    /// The parameters of the algorithm.
+    pub(crate) fn params(&self) -> Result<KMeansParams> {
         let params = KMeansParams::try_new(self.k, self.metric)?;
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         Ok(KMeansParams {

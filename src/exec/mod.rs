@@ -2,6 +2,7 @@
 //! columns again, under DataFusion's rules for memory, cancellation and metrics.
 
 mod arrays;
+mod clustering;
 mod dbscan;
 mod inputs;
 mod kmeans;
@@ -16,10 +17,11 @@ mod stored;
 use datafusion::common::DataFusionError;
 
 pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact, knn_lsh};
-pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec, dbscan_fields};
+pub use clustering::{ClusterExec, ClusterFamily, ClusterSpec, output_fields};
+pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec};
 pub use inputs::{InputExec, OrderedConcatExec, RowNumberExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, ordered_concat, plan_input};
-pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec, kmeans_fields};
+pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec};
 pub use knn::{KnnExec, KnnSpec, knn_fields};
 pub use knn_lsh_builder::KnnLsh;
 pub use lsh_buckets::{bucket_field, bucket_fields, row_buckets};

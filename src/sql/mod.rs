@@ -1,6 +1,7 @@
 //! The SQL interface: functions, settings, and their registration with a session.
 
 mod call;
+mod clustering;
 mod dbscan;
 mod distance;
 mod family;

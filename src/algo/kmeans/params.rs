@@ -45,6 +45,10 @@ impl Init {
 }
 
 impl KMeansParams {
+    /// The defaults of `max_iterations` and `tolerance`: scikit-learn's.
+    pub(crate) const MAX_ITERATIONS: usize = 300;
+    pub(crate) const TOLERANCE: f64 = 1e-4;
+
     /// scikit-learn's defaults except `runs`: 300 rounds, tolerance 1e-4, greedy k-means++, one
     /// run.
     ///
@@ -66,8 +70,15 @@ impl KMeansParams {
                 )));
             }
         };
-        let (max_iterations, tolerance) = (300, 1e-4);
-        Ok(Self { k, metric, max_iterations, tolerance, init: Init::PlusPlus, runs: 1, seed: 0 })
+        Ok(Self {
+            k,
+            metric,
+            max_iterations: Self::MAX_ITERATIONS,
+            tolerance: Self::TOLERANCE,
+            init: Init::default(),
+            runs: 1,
+            seed: 0,
+        })
     }
 
     /// Number of clusters.

@@ -3,7 +3,8 @@
 use arrow::array::RecordBatch;
 use datafusion::error::Result;
 
-use super::spec::KMeansSpec;
+use super::spec::KMeansOutput;
+use crate::exec::clustering::ClusterSpec;
 use crate::exec::read::batch_reader::{BatchReader, ReadRows};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_reader::VectorReader;
@@ -24,7 +25,8 @@ pub(super) struct ClusteringInput {
 impl ClusteringInput {
     /// Reads rows, the weights in their batches, and the first centroids, if a relation gives them.
     pub fn new(
-        (spec, input_columns): (&KMeansSpec, &InputColumns),
+        spec: &ClusterSpec<KMeansOutput>,
+        input_columns: &InputColumns,
         ReadRows { rows, positions, reserved }: ReadRows,
         batches: &[RecordBatch],
         first: Option<(InputColumns, Vec<RecordBatch>)>,

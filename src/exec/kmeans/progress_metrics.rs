@@ -9,13 +9,12 @@ use datafusion::physical_plan::metrics::{
     Count, CustomMetricValue, ExecutionPlanMetricsSet, Gauge, MetricBuilder, MetricValue,
 };
 
-use crate::exec::operator::phases::Phases;
 use crate::job::{Phase, Progress, Watch};
 
 /// The number of rounds done in all runs, and the rows moved and the inertia of the latest round.
 /// Small groups, which run side by side, report none.
 #[derive(Debug, Clone)]
-pub(super) struct ProgressMetrics {
+pub struct ProgressMetrics {
     rounds: Count,
     moved: Gauge,
     inertia: Arc<Inertia>,
@@ -36,13 +35,13 @@ impl ProgressMetrics {
     }
 
     /// A watch that reports the phases as well.
-    pub fn with(&self, phases: Phases) -> impl Watch + 'static {
+    pub fn with(&self, phases: Arc<dyn Watch>) -> impl Watch + 'static {
         ProgressWatch { phases, progress: self.clone() }
     }
 }
 
 struct ProgressWatch {
-    phases: Phases,
+    phases: Arc<dyn Watch>,
     progress: ProgressMetrics,
 }
 

@@ -1,6 +1,6 @@
 //! What all operators share: their streams, the choice of a device, phases and output.
 //!
-//! A [pipeline breaker](pipeline_breaker) [drains](drain) its input before it computes; the
+//! An operator that needs all rows [drains](drain) its input before it computes; the
 //! [device](device_selection) is chosen by the expected work. [Idle memory](evictable) is released
 //! when another consumer needs it.
 
@@ -10,6 +10,5 @@ pub(super) mod drain;
 pub(super) mod evictable;
 pub(super) mod output;
 pub(super) mod phases;
-pub(super) mod pipeline_breaker;
 pub(super) mod streams;
 pub(super) mod vector_pruning;

@@ -25,6 +25,9 @@ pub(in crate::exec) fn slice_of(distances: &Distances, range: Range<usize>) -> A
     })
 }
 
+/// Output batches, each computed on demand.
+pub(in crate::exec) type OutputBatches = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
+
 /// The batches of an input, extended by computed columns.
 pub(in crate::exec) struct AddColumns<F> {
     batches: std::vec::IntoIter<RecordBatch>,

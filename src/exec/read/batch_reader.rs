@@ -19,7 +19,7 @@ pub(in crate::exec) struct BatchReader {
 }
 
 /// Rows, and their memory reservation.
-pub(in crate::exec) struct ReadRows {
+pub struct ReadRows {
     pub rows: Rows,
     /// The position of each row with a vector.
     pub positions: Vec<u32>,

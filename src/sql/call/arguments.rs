@@ -107,6 +107,19 @@ impl Arguments {
         }
     }
 
+    /// Sets the expression of an argument to its value; an optional argument that is not given keeps
+    /// its default.
+    pub fn set(&self, name: &str, expr: &mut Expr) -> Result<()> {
+        match self.value(name)? {
+            Some(value) => *expr = value,
+            None if self.function.requires(name) => {
+                return plan_err!("{}", self.function.missing(name));
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
     /// The value of an optional argument, if given.
     pub fn value(&self, name: &str) -> Result<Option<Expr>> {
         match self.values.iter().find(|(given, _)| *given == name) {

@@ -150,6 +150,11 @@ impl Signature {
         self.argument(name).map_or(ArgumentKind::Value, |argument| argument.kind)
     }
 
+    /// Whether an argument has no default.
+    pub(super) fn requires(&self, name: &str) -> bool {
+        self.argument(name).is_some_and(|argument| argument.default.is_none())
+    }
+
     fn argument(&self, name: &str) -> Option<&'static Argument> {
         self.arguments.iter().find(|argument| argument.name == name)
     }

@@ -10,7 +10,7 @@ use crate::metric::Metric;
 
 /// The kind of vectors that a call accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::sql) enum VectorKind {
+pub enum VectorKind {
     /// Numbers or bits.
     Any,
     /// Numbers.

@@ -2,11 +2,15 @@
 
 use arrow::datatypes::DataType;
 use datafusion::error::Result;
-use datafusion::logical_expr::Expr;
+use datafusion::logical_expr::{Expr, lit};
 
-use super::NAME;
 use crate::algo::dbscan::DbscanParams;
-use crate::sql::call::{argument, metric, not_negative, positive};
+use crate::exec::Dbscan;
+use crate::sql::call::{metric, not_negative, positive};
+use crate::sql::clustering::{ArgumentSlot, ClusterArguments};
+
+/// The function's name in SQL.
+pub(super) const NAME: &str = "dbscan";
 
 /// The arguments of [`DbscanNode`](crate::plan::DbscanNode) that may be parameters: literals, or
 /// parameters that are not bound yet.
@@ -21,19 +25,10 @@ pub struct DbscanArguments {
 }
 
 impl DbscanArguments {
-    /// All arguments, with their names.
-    pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &Expr)> {
-        let all = [("eps", &self.eps), ("min_points", &self.min_points), ("metric", &self.metric)];
-        all.into_iter()
-    }
-
-    /// Gives untyped parameters their types.
-    pub(super) fn typed(self) -> Self {
-        Self {
-            eps: argument(self.eps, DataType::Float64),
-            min_points: argument(self.min_points, DataType::Int64),
-            metric: argument(self.metric, DataType::Utf8),
-        }
+    /// The arguments equivalent to `params`.
+    pub(in crate::sql) fn from_params(params: &Dbscan) -> Self {
+        let Dbscan { eps, min_points, metric, .. } = params;
+        Self { eps: lit(*eps), min_points: lit(*min_points), metric: lit(metric.name()) }
     }
 
     /// The parameters, once all arguments are literals.
@@ -41,5 +36,16 @@ impl DbscanArguments {
         let eps = not_negative(NAME, "eps", &self.eps)?;
         let min_points = positive(NAME, "min_points", &self.min_points)?;
         Ok(DbscanParams::try_new(eps, min_points, metric(NAME, &self.metric)?)?)
+    }
+}
+
+impl ClusterArguments for DbscanArguments {
+    fn slots(&mut self) -> Vec<ArgumentSlot<'_>> {
+        let Self { eps, min_points, metric } = self;
+        vec![
+            ArgumentSlot::new("eps", DataType::Float64, eps),
+            ArgumentSlot::new("min_points", DataType::Int64, min_points),
+            ArgumentSlot::new("metric", DataType::Utf8, metric),
+        ]
     }
 }

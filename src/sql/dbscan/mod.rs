@@ -1,28 +1,34 @@
 //! `dbscan`: the SQL interfaces that create a [`DbscanNode`].
 
 mod arguments;
-mod node;
 
-use std::sync::Arc;
-
+use datafusion::common::plan_err;
 use datafusion::error::Result;
-use datafusion::logical_expr::{Expr, Extension, LogicalPlan, LogicalPlanBuilder, lit};
+use datafusion::logical_expr::LogicalPlan;
 use datafusion::prelude::DataFrame;
 
 pub use self::arguments::DbscanArguments;
-pub use self::node::DbscanNode;
+use self::arguments::NAME;
 use super::call::{
-    Argument, ArgumentKind, Arguments, CLUSTERED, ColumnArgument, ColumnResolver, Function,
-    GROUPED, GroupFunction, Labelled, Resolve, Signature, VECTOR, VectorKind, VectorUse, WEIGHT,
-    known_metric, resolve_with,
+    Argument, ArgumentKind, CLUSTERED, Function, GROUPED, GroupFunction, Labelled, Signature,
+    VECTOR, VectorKind, WEIGHT, known_metric,
 };
+use super::clustering::{self, ClusterCall, ClusterNode};
+use crate::algo::dbscan::DbscanParams;
 use crate::exec::{Dbscan, DbscanOutput, VectorColumn};
+use crate::matrix::ElementKind;
 
-const NAME: &str = "dbscan";
+/// DBSCAN in a logical plan.
+pub type DbscanNode = ClusterNode<DbscanOutput>;
 
 /// The table function `dbscan`.
-pub(super) static ROWS: Function =
-    Function { signature: Signature { name: NAME, arguments: ARGUMENTS }, plan };
+pub(super) static ROWS: Function = Function {
+    signature: Signature { name: NAME, arguments: ARGUMENTS },
+    plan: |arguments, resolve| {
+        let values = DbscanArguments::from_params(&Dbscan::eps(0.0));
+        clustering::plan(DbscanOutput::Table, values, arguments, resolve)
+    },
+};
 
 /// The window function `dbscan(…) OVER (…)`.
 pub(super) static WINDOW: GroupFunction = GroupFunction {
@@ -55,57 +61,63 @@ const EPS: Argument = Argument::required(
 );
 const MIN_POINTS: &str = "Rows within eps that make a row core, itself among them: from 1";
 
-fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
-    let input = arguments.required_input("input")?;
-    let mut values = DbscanArguments {
-        eps: arguments.required_value("eps")?,
-        min_points: lit(5u64),
-        metric: lit("l2"),
-    };
-    for (name, slot) in [("min_points", &mut values.min_points), ("metric", &mut values.metric)] {
-        if let Some(value) = arguments.value(name)? {
-            *slot = value;
-        }
-    }
-    let columns = (arguments.columns("vector")?, arguments.columns("weight")?);
-    build(input, columns, values, resolve)
-}
-
-fn build(
-    input: LogicalPlan,
-    (vector, weight): (Option<ColumnArgument>, Option<ColumnArgument>),
-    values: DbscanArguments,
-    resolve: &mut Resolve<'_>,
-) -> Result<LogicalPlan> {
-    let carried = input.schema().fields().len();
-    let mut columns = ColumnResolver::try_new(NAME, "input", input, resolve)?;
-    let vector_kind = VectorKind::under(known_metric(NAME, &values.metric)?).without_sets();
-    let vector = columns.vector(vector.as_ref(), vector_kind, VectorUse::Shared)?;
-    let weight = weight.map(|weight| columns.weight(&weight)).transpose()?;
-    let input = (vector, columns.into_plan()?);
-    let all = input.1.schema().fields().len();
-    let node = DbscanNode::try_new(DbscanOutput::Table, input, weight, vec![], values)?;
-    let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
-    let mut plan = LogicalPlanBuilder::from(plan);
-    if all > carried {
-        // Drops the columns that were added for the node.
-        let columns = plan.schema().columns().into_iter().enumerate();
-        let columns = columns.filter(|(i, _)| !(carried..all).contains(i));
-        plan = plan.project(columns.map(|(_, column)| Expr::Column(column)).collect::<Vec<_>>())?;
-    }
-    plan.alias(NAME)?.build()
-}
-
 /// Adds a column with the cluster of each row within its group.
 fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
     let Labelled { vector, groups, arguments, label } = call;
-    let mut arguments = arguments.into_iter();
-    let mut next = |default: Expr| arguments.next().unwrap_or(default);
-    let values =
-        DbscanArguments { eps: next(lit(0.0)), min_points: next(lit(5u64)), metric: lit("l2") };
-    let input = (vector, input);
-    let node = DbscanNode::try_new(DbscanOutput::Window(label), input, None, groups, values)?;
-    Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
+    let mut values = DbscanArguments::from_params(&Dbscan::eps(0.0));
+    let slots = [&mut values.eps, &mut values.min_points];
+    slots.into_iter().zip(arguments).for_each(|(slot, argument)| *slot = argument);
+    clustering::label(DbscanOutput::Window(label), input, vector, groups, values)
+}
+
+impl DbscanNode {
+    /// Clusters the rows of `input`, whose vectors are in the given columns. `weight` names a
+    /// column of numbers; `groups` has the columns of PARTITION BY for [`DbscanOutput::Window`].
+    ///
+    /// # Errors
+    /// Columns that are missing or of a wrong type; literals that are invalid.
+    pub fn try_new(
+        output: DbscanOutput,
+        input: (VectorColumn, LogicalPlan),
+        weight: Option<String>,
+        groups: Vec<String>,
+        arguments: DbscanArguments,
+    ) -> Result<Self> {
+        Self::over(output, input, None, weight, groups, arguments)
+    }
+}
+
+impl ClusterCall for DbscanOutput {
+    type Arguments = DbscanArguments;
+
+    const NODE: &'static str = "Dbscan";
+
+    fn vector_kind(arguments: &DbscanArguments) -> Result<VectorKind> {
+        Ok(VectorKind::under(known_metric(NAME, &arguments.metric)?).without_sets())
+    }
+
+    fn params(
+        _function: &str,
+        arguments: &DbscanArguments,
+        _has_init: bool,
+        _default_seed: u64,
+    ) -> Result<DbscanParams> {
+        arguments.params()
+    }
+
+    fn check(params: &DbscanParams, vector: &VectorColumn, kind: ElementKind) -> Result<()> {
+        let metric = params.metric();
+        if metric.accepts(kind) {
+            return Ok(());
+        }
+        let names = vector.shown();
+        let (expected, other) = if metric.is_binary() {
+            ("strings of bits", "numbers")
+        } else {
+            ("vectors of numbers", "bits")
+        };
+        plan_err!("{NAME}: metric '{metric}' compares {expected}, and column {names} holds {other}")
+    }
 }
 
 /// DBSCAN on [`DataFrame`]s.
@@ -139,17 +151,7 @@ pub trait DbscanExt: Sized {
 
 impl DbscanExt for DataFrame {
     fn dbscan(self, params: Dbscan) -> Result<Self> {
-        let (state, input) = self.into_parts();
-        let Dbscan { eps, min_points, metric, vector, weight } = params;
-        let values = DbscanArguments {
-            eps: lit(eps),
-            min_points: lit(min_points),
-            metric: lit(metric.name()),
-        };
-        let weight = weight.map(VectorColumn::Whole);
-        let column = |column: VectorColumn| ColumnArgument::from_names(&column);
-        let columns = (vector.map(column), weight.map(column));
-        let plan = build(input, columns, values, &mut resolve_with(&state))?;
-        Ok(DataFrame::new(state, plan))
+        let (values, output) = (DbscanArguments::from_params(&params), DbscanOutput::Table);
+        clustering::on_frame(self, output, params.vector.as_ref(), params.weight.as_ref(), values)
     }
 }

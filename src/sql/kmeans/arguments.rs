@@ -1,13 +1,14 @@
 //! The value arguments of k-means.
 
 use arrow::datatypes::DataType;
-use datafusion::common::{DataFusionError, ScalarValue, plan_err};
+use datafusion::common::{ScalarValue, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, lit};
 
 use crate::algo::kmeans::{Init, KMeansParams};
 use crate::exec::KMeans;
-use crate::sql::call::{argument, metric, not_negative, positive, whole};
+use crate::sql::call::{metric, not_negative, positive, whole};
+use crate::sql::clustering::{ArgumentSlot, ClusterArguments};
 
 /// The arguments of [`KMeansNode`](crate::plan::KMeansNode) that may be parameters: literals, or
 /// parameters that are not bound yet.
@@ -46,57 +47,41 @@ impl KMeansArguments {
         }
     }
 
-    /// All arguments, with their names.
-    pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &Expr)> {
-        let always = [
-            ("k", &self.k),
-            ("metric", &self.metric),
-            ("max_iterations", &self.max_iterations),
-            ("tolerance", &self.tolerance),
-            ("init", &self.init),
-            ("runs", &self.runs),
-        ];
-        always.into_iter().chain(self.seed.iter().map(|seed| ("seed", seed)))
-    }
-
-    /// Gives untyped parameters their types.
-    pub(super) fn typed(self) -> Self {
-        Self {
-            k: argument(self.k, DataType::Int64),
-            metric: argument(self.metric, DataType::Utf8),
-            max_iterations: argument(self.max_iterations, DataType::Int64),
-            tolerance: argument(self.tolerance, DataType::Float64),
-            init: argument(self.init, DataType::Utf8),
-            runs: argument(self.runs, DataType::Int64),
-            seed: self.seed.map(|seed| argument(seed, DataType::Int64)),
-        }
-    }
-
     /// The parameters, once all arguments are literals.
     pub(super) fn params(
         &self,
         function: &str,
-        given: bool,
+        has_init: bool,
         default_seed: u64,
     ) -> Result<KMeansParams> {
-        let k = positive(function, "k", &self.k)?;
-        let metric = metric(function, &self.metric)?;
-        let count = |name, expr| {
-            let count = positive(function, name, expr)?;
-            Ok::<_, DataFusionError>(usize::try_from(count).unwrap_or(usize::MAX))
-        };
-        let params = KMeansParams::try_new(k, metric)?;
-        Ok(KMeansParams {
-            max_iterations: count("max_iterations", &self.max_iterations)?,
+        let params = KMeans {
+            max_iterations: positive(function, "max_iterations", &self.max_iterations)?,
             tolerance: not_negative(function, "tolerance", &self.tolerance)?,
-            init: if given { Init::Given } else { method(function, &self.init)? },
-            runs: count("runs", &self.runs)?,
-            seed: match &self.seed {
+            init: if has_init { Init::Given } else { method(function, &self.init)? },
+            runs: positive(function, "runs", &self.runs)?,
+            seed: Some(match &self.seed {
                 Some(expr) => whole(function, "seed", expr)?,
                 None => default_seed,
-            },
-            ..params
-        })
+            }),
+            ..KMeans::k(positive(function, "k", &self.k)?).metric(metric(function, &self.metric)?)
+        };
+        Ok(params.params()?)
+    }
+}
+
+impl ClusterArguments for KMeansArguments {
+    fn slots(&mut self) -> Vec<ArgumentSlot<'_>> {
+        let Self { k, metric, max_iterations, tolerance, init, runs, seed } = self;
+        let mut slots = vec![
+            ArgumentSlot::new("k", DataType::Int64, k),
+            ArgumentSlot::new("metric", DataType::Utf8, metric),
+            ArgumentSlot::new("max_iterations", DataType::Int64, max_iterations),
+            ArgumentSlot::new("tolerance", DataType::Float64, tolerance),
+            ArgumentSlot::new("init", DataType::Utf8, init),
+            ArgumentSlot::new("runs", DataType::Int64, runs),
+        ];
+        slots.extend(seed.as_mut().map(|seed| ArgumentSlot::new("seed", DataType::Int64, seed)));
+        slots
     }
 }
 

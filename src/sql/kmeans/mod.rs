@@ -1,25 +1,23 @@
 //! `kmeans` and `kmeans_centroids`: the SQL and Rust interfaces that create a [`KMeansNode`].
 
 mod arguments;
-mod node;
-
-use std::sync::Arc;
 
 use datafusion::common::plan_err;
 use datafusion::error::Result;
-use datafusion::logical_expr::{Expr, Extension, LogicalPlan, LogicalPlanBuilder};
+use datafusion::logical_expr::LogicalPlan;
 use datafusion::prelude::DataFrame;
 
 pub use self::arguments::KMeansArguments;
-pub use self::node::KMeansNode;
-use self::node::function_name;
 use super::call::{
-    Argument, ArgumentKind, Arguments, CLUSTERED, ColumnArgument, ColumnResolver, Function,
-    GROUPED, GroupFunction, Labelled, Resolve, Signature, VECTOR, VectorKind, VectorUse, WEIGHT,
-    resolve_with,
+    Argument, ArgumentKind, Arguments, CLUSTERED, Function, GROUPED, GroupFunction, Labelled,
+    Resolve, Signature, VECTOR, VectorKind, WEIGHT,
 };
-use crate::algo::kmeans::Init;
+use super::clustering::{self, ClusterCall, ClusterNode};
+use crate::algo::kmeans::{Init, KMeansParams};
 use crate::exec::{KMeans, KMeansOutput, VectorColumn};
+
+/// k-means in a logical plan.
+pub type KMeansNode = ClusterNode<KMeansOutput>;
 
 /// The table function `kmeans`.
 pub(super) static ROWS: Function = Function {
@@ -87,91 +85,12 @@ const INIT: ArgumentKind = ArgumentKind::MethodOrRelation {
 
 fn plan(
     output: KMeansOutput,
-    mut arguments: Arguments,
+    arguments: Arguments,
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
-    let input = arguments.required_input("input")?;
     let mut values = KMeansArguments::from_params(&KMeans::k(1));
-    values.k = arguments.required_value("k")?;
     values.seed = arguments.value("seed")?;
-    let init = arguments.relation("init");
-    let given = [
-        ("metric", &mut values.metric),
-        ("max_iterations", &mut values.max_iterations),
-        ("tolerance", &mut values.tolerance),
-        ("runs", &mut values.runs),
-    ];
-    for (name, slot) in given {
-        if let Some(value) = arguments.value(name)? {
-            *slot = value;
-        }
-    }
-    if init.is_none()
-        && let Some(method) = arguments.value("init")?
-    {
-        values.init = method;
-    }
-    let columns = KMeansColumns {
-        vector: arguments.columns("vector")?,
-        weight: arguments.columns("weight")?,
-    };
-    build(output, (input, init), &columns, values, resolve)
-}
-
-/// The requested columns.
-struct KMeansColumns {
-    vector: Option<ColumnArgument>,
-    weight: Option<ColumnArgument>,
-}
-
-fn build(
-    output: KMeansOutput,
-    (input, init): (LogicalPlan, Option<LogicalPlan>),
-    asked: &KMeansColumns,
-    values: KMeansArguments,
-    resolve: &mut Resolve<'_>,
-) -> Result<LogicalPlan> {
-    let function = function_name(&output);
-    let carried = input.schema().fields().len();
-    let mut columns = ColumnResolver::try_new(function, "input", input, resolve)?;
-    let vector = columns.vector(asked.vector.as_ref(), VectorKind::Numbers, VectorUse::Shared)?;
-    let weight = match &asked.weight {
-        Some(weight) => Some(columns.weight(weight)?),
-        None => None,
-    };
-    let input = (vector, columns.into_plan()?);
-    let init = match init {
-        Some(plan) => Some(centroids(function, plan, asked.vector.as_ref(), resolve)?),
-        None => None,
-    };
-    let all = input.1.schema().fields().len();
-    let is_rows = output == KMeansOutput::Table;
-    let node = KMeansNode::try_new(output, input, init, weight, vec![], values)?;
-    let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
-    let mut plan = LogicalPlanBuilder::from(plan);
-    if is_rows && all > carried {
-        // Drops the columns that were added for the node.
-        let columns = plan.schema().columns().into_iter().enumerate();
-        let columns = columns.filter(|(i, _)| !(carried..all).contains(i));
-        plan = plan.project(columns.map(|(_, column)| Expr::Column(column)).collect::<Vec<_>>())?;
-    }
-    plan.alias(function)?.build()
-}
-
-/// Finds the vector columns of the first centroids: those named for the rows, or else their only
-/// column of vectors.
-fn centroids(
-    function: &str,
-    plan: LogicalPlan,
-    asked: Option<&ColumnArgument>,
-    resolve: &mut Resolve<'_>,
-) -> Result<(VectorColumn, LogicalPlan)> {
-    let mut columns = ColumnResolver::try_new(function, "init", plan, resolve)?;
-    let vector = match columns.vector(asked, VectorKind::Numbers, VectorUse::Taken) {
-        Err(_) if asked.is_some() => columns.vector(None, VectorKind::Numbers, VectorUse::Taken)?,
-        other => other?,
-    };
-    Ok((vector, columns.into_plan()?))
+    clustering::plan(output, values, arguments, resolve)
 }
 
 /// Adds a column with the cluster of each row within its group.
@@ -183,10 +102,52 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
         values.k = k;
     }
     values.seed = arguments.next();
-    let input = (vector, input);
-    let output = KMeansOutput::Window(label);
-    let node = KMeansNode::try_new(output, input, None, None, groups, values)?;
-    Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
+    clustering::label(KMeansOutput::Window(label), input, vector, groups, values)
+}
+
+impl KMeansNode {
+    /// Clusters the rows of `input`, whose vectors are in the given columns. `init` may hold the
+    /// first centroids, `weight` names a column of numbers; `groups` has the columns of PARTITION
+    /// BY for [`KMeansOutput::Window`].
+    ///
+    /// # Errors
+    /// Columns that are missing or of a wrong type; literals that are invalid.
+    pub fn try_new(
+        output: KMeansOutput,
+        input: (VectorColumn, LogicalPlan),
+        init: Option<(VectorColumn, LogicalPlan)>,
+        weight: Option<String>,
+        groups: Vec<String>,
+        arguments: KMeansArguments,
+    ) -> Result<Self> {
+        Self::over(output, input, init, weight, groups, arguments)
+    }
+}
+
+impl ClusterCall for KMeansOutput {
+    type Arguments = KMeansArguments;
+
+    const NODE: &'static str = "KMeans";
+
+    fn function(&self) -> &'static str {
+        match self {
+            Self::Table | Self::Window(_) => "kmeans",
+            Self::Centroids => "kmeans_centroids",
+        }
+    }
+
+    fn vector_kind(_arguments: &KMeansArguments) -> Result<VectorKind> {
+        Ok(VectorKind::Numbers)
+    }
+
+    fn params(
+        function: &str,
+        arguments: &KMeansArguments,
+        has_init: bool,
+        default_seed: u64,
+    ) -> Result<KMeansParams> {
+        arguments.params(function, has_init, default_seed)
+    }
 }
 
 /// k-means on [`DataFrame`]s.
@@ -238,18 +199,9 @@ fn from_params(frame: DataFrame, output: KMeansOutput, params: &KMeans) -> Resul
     if params.init == Init::Given {
         return plan_err!(
             "{}: on a DataFrame, init is a method; SQL and arrays take centroids",
-            function_name(&output)
+            output.function()
         );
     }
-    let (state, input) = frame.into_parts();
-    let columns = KMeansColumns {
-        vector: params.vector.as_ref().map(ColumnArgument::from_names),
-        weight: params
-            .weight
-            .clone()
-            .map(|name| ColumnArgument::from_names(&VectorColumn::Whole(name))),
-    };
     let values = KMeansArguments::from_params(params);
-    let plan = build(output, (input, None), &columns, values, &mut resolve_with(&state))?;
-    Ok(DataFrame::new(state, plan))
+    clustering::on_frame(frame, output, params.vector.as_ref(), params.weight.as_ref(), values)
 }

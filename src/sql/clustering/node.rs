@@ -1,4 +1,4 @@
-//! `KMeansNode`: k-means in a logical plan, shared by all interfaces.
+//! `ClusterNode`: a clustering in a logical plan, shared by all families and interfaces.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -10,77 +10,105 @@ use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNodeCore};
 use datafusion::physical_plan::ExecutionPlan;
 
-use super::arguments::KMeansArguments;
+use super::arguments::ClusterArguments;
 use crate::exec::{
-    InputColumns, KMeansExec, KMeansOutput, KMeansSpec, VectorColumn, kmeans_fields,
+    ClusterExec, ClusterFamily, ClusterSpec, InputColumns, VectorColumn, output_fields,
 };
+use crate::matrix::ElementKind;
+use crate::sql::call::VectorKind;
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
 
-/// The name of the function with this output.
-pub(super) fn function_name(output: &KMeansOutput) -> &'static str {
-    match output {
-        KMeansOutput::Table | KMeansOutput::Window(_) => "kmeans",
-        KMeansOutput::Centroids => "kmeans_centroids",
+/// The calls of a family, implemented by the forms of its output.
+pub trait ClusterCall: ClusterFamily {
+    /// The value arguments.
+    type Arguments: ClusterArguments;
+
+    /// The name of the node.
+    const NODE: &'static str;
+
+    /// The name of the function with this output.
+    fn function(&self) -> &'static str {
+        Self::FUNCTION
+    }
+
+    /// The kind of the vectors.
+    ///
+    /// # Errors
+    /// A literal that names no metric.
+    fn vector_kind(arguments: &Self::Arguments) -> Result<VectorKind>;
+
+    /// The parameters, once all arguments are literals. `has_init`: whether a relation gives the
+    /// first centroids.
+    ///
+    /// # Errors
+    /// Arguments without a value, or with an invalid one.
+    fn params(
+        function: &str,
+        arguments: &Self::Arguments,
+        has_init: bool,
+        default_seed: u64,
+    ) -> Result<Self::Params>;
+
+    /// Checks that the metric compares vectors of this kind.
+    ///
+    /// # Errors
+    /// It does not.
+    fn check(_params: &Self::Params, _vector: &VectorColumn, _kind: ElementKind) -> Result<()> {
+        Ok(())
     }
 }
 
-/// k-means in a logical plan. Its inputs are its children. Arguments are expressions, since they
-/// may be parameters. Settings are read when the physical plan is made.
+/// A clustering in a logical plan. Its inputs are its children. Arguments are expressions, since
+/// they may be parameters. Settings are read when the physical plan is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct KMeansNode {
-    output: KMeansOutput,
+pub struct ClusterNode<F: ClusterCall> {
+    output: F,
     input: (VectorColumn, LogicalPlan),
     init: Option<(VectorColumn, LogicalPlan)>,
     weight: Option<String>,
     groups: Vec<String>,
-    arguments: KMeansArguments,
+    arguments: F::Arguments,
     schema: DFSchemaRef,
 }
 
-impl KMeansNode {
-    /// Clusters the rows of `input`, whose vectors are in the given columns. `init` may hold the
-    /// first centroids, `weight` names a column of numbers; `groups` has the columns of PARTITION
-    /// BY for [`KMeansOutput::Window`].
-    ///
-    /// # Errors
-    /// Columns that are missing or of a wrong type; literals that are invalid.
-    pub fn try_new(
-        output: KMeansOutput,
+impl<F: ClusterCall> ClusterNode<F> {
+    pub(in crate::sql) fn over(
+        output: F,
         input: (VectorColumn, LogicalPlan),
         init: Option<(VectorColumn, LogicalPlan)>,
         weight: Option<String>,
         groups: Vec<String>,
-        arguments: KMeansArguments,
+        arguments: F::Arguments,
     ) -> Result<Self> {
         let arguments = arguments.typed();
-        let function = function_name(&output);
         let fields = input.1.schema().fields();
-        let input_columns = InputColumns::of_numbers("input", &input.0, fields)?;
+        let input_columns = F::input_columns("input", &input.0, fields)?;
         if let Some((vector, plan)) = &init {
-            InputColumns::of_numbers("init", vector, plan.schema().fields())?;
+            F::input_columns("init", vector, plan.schema().fields())?;
         }
         if let Some(name) = &weight {
             InputColumns::try_new("input", &VectorColumn::Dimensions(vec![name.clone()]), fields)?;
         }
-        for (name, expr) in arguments.all() {
-            if !expr.column_refs().is_empty() {
-                return plan_err!(
-                    "{function}: argument '{name}' is {expr}; accepted is a constant or $1"
-                );
-            }
+        let named = arguments.named();
+        if let Some((name, expr)) = named.iter().find(|(_, expr)| !expr.column_refs().is_empty()) {
+            let function = output.function();
+            return plan_err!(
+                "{function}: argument '{name}' is {expr}; accepted is a constant or $1"
+            );
         }
-        let schema = Schema::new(kmeans_fields(&output, &input_columns, fields)?);
+        let schema = Schema::new(output_fields(&output, &input_columns, fields)?);
         let schema = Arc::new(DFSchema::try_from(schema)?);
         let node = Self { output, input, init, weight, groups, arguments, schema };
-        if node.arguments.all().all(|(_, expr)| matches!(expr, Expr::Literal(_, _))) {
-            node.spec(&NeighborsOptions::default())?;
+        if named.iter().all(|(_, expr)| matches!(expr, Expr::Literal(_, _))) {
+            let spec = node.spec(&NeighborsOptions::default())?;
+            F::check(&spec.params, &spec.vector, input_columns.kind)?;
         }
         Ok(node)
     }
 
     /// The form of the output.
-    pub fn output(&self) -> &KMeansOutput {
+    pub fn output(&self) -> &F {
         &self.output
     }
 
@@ -89,7 +117,7 @@ impl KMeansNode {
         &self.input
     }
 
-    /// The vector columns, and the relation of first centroids.
+    /// The vector columns, and the relation of first centroids; `None` in DBSCAN.
     pub fn init(&self) -> Option<&(VectorColumn, LogicalPlan)> {
         self.init.as_ref()
     }
@@ -105,7 +133,7 @@ impl KMeansNode {
     }
 
     /// The other arguments.
-    pub fn arguments(&self) -> &KMeansArguments {
+    pub fn arguments(&self) -> &F::Arguments {
         &self.arguments
     }
 
@@ -113,32 +141,24 @@ impl KMeansNode {
     ///
     /// # Errors
     /// Arguments without a value, or with an invalid one.
-    pub fn spec(&self, options: &NeighborsOptions) -> Result<KMeansSpec> {
-        let function = function_name(&self.output);
-        Ok(KMeansSpec {
-            params: self.arguments.params(function, self.init.is_some(), options.seed)?,
-            output: self.output.clone(),
-            vector: self.input.0.clone(),
-            weight: self.weight.clone(),
-            groups: self.groups.clone(),
-            init_vector: self.init.as_ref().map(|(vector, _)| vector.clone()),
-            device: options.device,
-            device_memory: options.device_memory,
-            omits_vectors: false,
-        })
+    pub fn spec(&self, options: &NeighborsOptions) -> Result<ClusterSpec<F>> {
+        let (function, has_init) = (self.output.function(), self.init.is_some());
+        let params = F::params(function, &self.arguments, has_init, options.seed)?;
+        let mut spec = ClusterSpec::new(params, self.output.clone(), self.input.0.clone());
+        (spec.weight, spec.groups) = (self.weight.clone(), self.groups.clone());
+        spec.init_vector = self.init.as_ref().map(|(vector, _)| vector.clone());
+        (spec.device, spec.device_memory) = (options.device, options.device_memory);
+        Ok(spec)
     }
 }
 
-impl FamilyNode for KMeansNode {
+impl<F: ClusterCall> FamilyNode for ClusterNode<F> {
     fn input_names(&self) -> &'static [&'static str] {
         &["input", "init"]
     }
 
     fn group_keys(&self) -> &[String] {
-        match self.output {
-            KMeansOutput::Window(_) => &self.groups,
-            _ => &[],
-        }
+        if self.output.is_window() { &self.groups } else { &[] }
     }
 
     fn operator(
@@ -149,23 +169,25 @@ impl FamilyNode for KMeansNode {
         let (input, init) = match inputs {
             [input] => (input, None),
             [input, init] => (input, Some(init.clone())),
-            _ => return plan_err!("{} lost an input", function_name(&self.output)),
+            _ => return plan_err!("{} lost an input", self.output.function()),
         };
-        let spec = Arc::new(self.spec(options)?);
-        Ok(Arc::new(KMeansExec::try_new(spec, input.clone(), init)?))
+        let spec = self.spec(options)?;
+        let input_columns = F::input_columns("input", &spec.vector, input.schema().fields())?;
+        F::check(&spec.params, &spec.vector, input_columns.kind)?;
+        Ok(Arc::new(ClusterExec::over(Arc::new(spec), input.clone(), init)?))
     }
 }
 
 // The order is used only to find common plans: any order consistent with equality will do.
-impl PartialOrd for KMeansNode {
+impl<F: ClusterCall> PartialOrd for ClusterNode<F> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         (self == other).then_some(Ordering::Equal)
     }
 }
 
-impl UserDefinedLogicalNodeCore for KMeansNode {
+impl<F: ClusterCall> UserDefinedLogicalNodeCore for ClusterNode<F> {
     fn name(&self) -> &str {
-        "KMeans"
+        F::NODE
     }
 
     fn inputs(&self) -> Vec<&LogicalPlan> {
@@ -177,12 +199,12 @@ impl UserDefinedLogicalNodeCore for KMeansNode {
     }
 
     fn expressions(&self) -> Vec<Expr> {
-        self.arguments.all().map(|(_, expr)| expr.clone()).collect()
+        self.arguments.named().into_iter().map(|(_, expr)| expr).collect()
     }
 
     fn fmt_for_explain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KMeans: {}", function_name(&self.output))?;
-        for (name, expr) in self.arguments.all() {
+        write!(f, "{}: {}", F::NODE, self.output.function())?;
+        for (name, expr) in self.arguments.named() {
             if name != "init" || self.init.is_none() {
                 write!(f, ", {name}={expr}")?;
             }
@@ -193,44 +215,38 @@ impl UserDefinedLogicalNodeCore for KMeansNode {
         if let Some(weight) = &self.weight {
             write!(f, ", weight={weight}")?;
         }
-        if let KMeansOutput::Window(_) = self.output {
+        if self.output.is_window() {
             write!(f, ", groups=[{}]", self.groups.join(", "))?;
         }
         write!(f, ", vector=[{}]", self.input.0.names().join(", "))
     }
 
     fn with_exprs_and_inputs(&self, exprs: Vec<Expr>, inputs: Vec<LogicalPlan>) -> Result<Self> {
-        let function = function_name(&self.output);
+        let function = self.output.function();
         let lost = || plan_datafusion_err!("{function} lost an argument or an input");
         let (mut exprs, mut inputs) = (exprs.into_iter(), inputs.into_iter());
-        let mut next = || exprs.next().ok_or_else(lost);
-        let arguments = KMeansArguments {
-            k: next()?,
-            metric: next()?,
-            max_iterations: next()?,
-            tolerance: next()?,
-            init: next()?,
-            runs: next()?,
-            seed: self.arguments.seed.as_ref().map(|_| next()).transpose()?,
-        };
+        let mut arguments = self.arguments.clone();
+        for slot in arguments.slots() {
+            *slot.expr = exprs.next().ok_or_else(lost)?;
+        }
         let mut next = |vector: &VectorColumn| {
             inputs.next().map(|plan| (vector.clone(), plan)).ok_or_else(lost)
         };
         let input = next(&self.input.0)?;
         let init = self.init.as_ref().map(|(vector, _)| next(vector)).transpose()?;
         let (weight, groups) = (self.weight.clone(), self.groups.clone());
-        Self::try_new(self.output.clone(), input, init, weight, groups, arguments)
+        Self::over(self.output.clone(), input, init, weight, groups, arguments)
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
         let fields = self.input.1.schema().fields();
         let input_columns = InputColumns::try_new("input", &self.input.0, fields).ok()?;
-        let used = |i: &usize| {
+        let is_read = |i: &usize| {
             self.weight.iter().chain(&self.groups).any(|name| name == fields[*i].name())
         };
-        let asked = |i: &usize| self.output != KMeansOutput::Centroids && output.contains(i);
-        let needed = |i: &usize| input_columns.vector.contains(i) || used(i) || asked(i);
-        let mut all = vec![(0..fields.len()).filter(needed).collect()];
+        let is_output = |i: &usize| self.output.has_rows() && output.contains(i);
+        let is_needed = |i: &usize| input_columns.vector.contains(i) || is_read(i) || is_output(i);
+        let mut all = vec![(0..fields.len()).filter(is_needed).collect()];
         if let Some((vector, plan)) = &self.init {
             let mut needed =
                 InputColumns::try_new("init", vector, plan.schema().fields()).ok()?.vector;
