@@ -45,8 +45,14 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
+    use datafusion::common::ScalarValue;
+    use datafusion::logical_expr::Expr;
+
     use super::*;
+    use crate::exec::{Dbscan, KMeans};
     use crate::sql::call::{Argument, Signature};
+    use crate::sql::clustering::ClusterArguments;
+    use crate::sql::{DbscanArguments, KMeansArguments};
 
     /// The page of a function; functions whose names agree up to the first `_` may share one.
     fn page(function: &Signature) -> String {
@@ -104,6 +110,31 @@ mod tests {
             }
             let named = rows(function).iter().flat_map(|row| row[0].matches('`')).count() / 2;
             assert_eq!(named, function.arguments.len(), "{}", function.name);
+        }
+    }
+
+    /// A default as a signature writes it.
+    fn shown(expr: &Expr) -> String {
+        match expr {
+            Expr::Literal(ScalarValue::Utf8(Some(name)), _) => format!("'{name}'"),
+            Expr::Literal(ScalarValue::Float64(Some(number)), _) => format!("{number:e}"),
+            Expr::Literal(value, _) => value.to_string(),
+            other => other.to_string(),
+        }
+    }
+
+    #[test]
+    fn defaults_in_signatures_are_those_of_the_parameters() {
+        let kmeans = KMeansArguments::from_params(&KMeans::k(1)).named();
+        let dbscan = DbscanArguments::from_params(&Dbscan::eps(0.0)).named();
+        for (function, named) in [(&kmeans::ROWS, kmeans), (&dbscan::ROWS, dbscan)] {
+            for (name, expr) in named {
+                let mut arguments = function.signature.arguments.iter();
+                let argument = arguments.find(|argument| argument.name == name).expect("listed");
+                if let Some(default) = argument.default {
+                    assert_eq!(shown(&expr), default, "{}: {name}", function.signature.name);
+                }
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 //!
 //! Trials of a missing device are ignored.
 
+mod numbers;
 mod order;
 mod pages;
 mod session;
@@ -40,6 +41,8 @@ fn main() {
     }
     let links = pages::links_lead_somewhere;
     trials.push(Trial::test("pages::links_lead_somewhere", links));
+    let numbers = numbers::are_those_of_the_code;
+    trials.push(Trial::test("pages::numbers_are_those_of_the_code", numbers));
     for (name, run) in session::TESTS {
         trials.push(Trial::test(format!("session::{name}"), *run));
     }
