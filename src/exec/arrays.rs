@@ -91,7 +91,7 @@ pub fn knn_exact(
     queries: Option<&dyn Array>,
     params: &KnnExact,
 ) -> Result<RecordBatch> {
-    neighbors(device, base, queries, (params.k, params.metric), None)
+    neighbors(device, base, queries, params.k, params.metric, None)
 }
 
 /// The approximate k nearest rows of `base` for every row of `queries`, or of `base` itself without
@@ -120,19 +120,20 @@ pub fn knn_lsh(
     params: &KnnLsh,
 ) -> Result<RecordBatch> {
     let lsh = params.params()?;
-    neighbors(device, base, queries, (params.k, params.metric), Some(&lsh))
+    neighbors(device, base, queries, params.k, params.metric, Some(&lsh))
 }
 
 fn neighbors(
     device: &AnyDevice,
     base: &dyn Array,
     queries: Option<&dyn Array>,
-    (k, metric): (u64, Metric),
+    k: u64,
+    metric: Metric,
     lsh: Option<&LshParams>,
 ) -> Result<RecordBatch> {
-    let mut kind = kind_of(base, ("base", true), metric)?;
+    let mut kind = kind_of(base, "base", true, metric)?;
     if let Some(queries) = queries {
-        let other = kind_of(queries, ("queries", true), metric)?;
+        let other = kind_of(queries, "queries", true, metric)?;
         if !kind.is_like(other) {
             return Err(Error::InvalidArgument(
                 "queries and base must both hold numbers, both bits or both sets".to_string(),
@@ -314,13 +315,13 @@ pub fn kmeans(
     params: &KMeans,
 ) -> Result<(Clustering, Vec<u32>)> {
     let mut asked = params.params()?;
-    let kind = kind_of(vectors, ("input", false), params.metric)?;
+    let kind = kind_of(vectors, "input", false, params.metric)?;
     let (rows, positions) = finish("input", vectors, reader("input", kind, params.metric, None))?;
     let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
     let first = match init {
         Some(init) => {
             asked.init = Init::Given;
-            kind_of(init, ("init", false), params.metric)?;
+            kind_of(init, "init", false, params.metric)?;
             Some(finish("init", init, reader("init", kind, params.metric, dim))?.0)
         }
         None => None,
@@ -412,7 +413,7 @@ pub fn dbscan(
     params: &Dbscan,
 ) -> Result<(Density, Vec<u32>)> {
     let asked = DbscanParams::try_new(params.eps, params.min_points, params.metric)?;
-    let kind = kind_of(vectors, ("input", false), params.metric)?;
+    let kind = kind_of(vectors, "input", false, params.metric)?;
     let column = VectorColumn::Whole("array".to_string());
     let reader = VectorReader::new("input", column, kind, params.metric).unprepared();
     let (rows, positions) = finish("input", vectors, reader)?;
@@ -423,7 +424,8 @@ pub fn dbscan(
 /// The element kind of an input's vectors; lists of integers are sets under metrics of sets.
 fn kind_of(
     array: &dyn Array,
-    (input, may_be_sets): (&str, bool),
+    input: &str,
+    may_be_sets: bool,
     metric: Metric,
 ) -> Result<ElementKind> {
     let found = array.data_type();

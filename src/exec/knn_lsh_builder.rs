@@ -41,6 +41,20 @@ pub struct KnnLsh {
     pub(crate) recall: Option<f64>,
 }
 
+/// A parameter of [`KnnLsh`] that may be left out, by the type of its values.
+pub(crate) enum LshSlot<'a> {
+    /// A whole number from 1.
+    Count(&'a mut Option<u64>),
+    /// A whole number from 0.
+    Whole(&'a mut Option<u64>),
+    Number(&'a mut Option<f64>),
+    /// A number from 0.
+    Length(&'a mut Option<f64>),
+    Numbers(&'a mut Option<Vec<f64>>),
+    Flag(&'a mut Option<bool>),
+    Name(&'a mut Option<String>),
+}
+
 impl KnnLsh {
     /// About nine in ten of the k nearest neighbours, by Euclidean distance.
     pub fn k(k: u64) -> Self {
@@ -162,6 +176,29 @@ impl KnnLsh {
     /// The target recall, the share of the neighbours to be found: above 0 and below 1.
     pub fn recall(self, recall: f64) -> Self {
         Self { recall: Some(recall), ..self }
+    }
+
+    /// The parameters that may be left out, with their names.
+    pub(crate) fn slots(&mut self) -> [(&'static str, LshSlot<'_>); 17] {
+        [
+            ("recall", LshSlot::Number(&mut self.recall)),
+            ("family", LshSlot::Name(&mut self.family)),
+            ("tables", LshSlot::Count(&mut self.tables)),
+            ("hashes", LshSlot::Count(&mut self.hashes)),
+            ("width", LshSlot::Length(&mut self.width)),
+            ("rounding", LshSlot::Name(&mut self.rounding)),
+            ("probes", LshSlot::Count(&mut self.probes)),
+            ("planes", LshSlot::Name(&mut self.planes)),
+            ("zero_sum", LshSlot::Flag(&mut self.zero_sum)),
+            ("centre", LshSlot::Flag(&mut self.centre)),
+            ("box_radius", LshSlot::Length(&mut self.box_radius)),
+            ("method", LshSlot::Name(&mut self.method)),
+            ("bits", LshSlot::Count(&mut self.bits)),
+            ("errors", LshSlot::Whole(&mut self.errors)),
+            ("weights", LshSlot::Numbers(&mut self.weights)),
+            ("score", LshSlot::Number(&mut self.score)),
+            ("seed", LshSlot::Whole(&mut self.seed)),
+        ]
     }
 
     pub(crate) fn params(&self) -> Result<LshParams> {

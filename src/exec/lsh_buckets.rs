@@ -34,7 +34,8 @@ pub fn bucket_field() -> FieldRef {
 /// meet.
 pub fn row_buckets(
     columns: &[ArrayRef],
-    (vector, kind): (&VectorColumn, ElementKind),
+    vector: &VectorColumn,
+    kind: ElementKind,
     metric: Metric,
     params: &LshParams,
 ) -> Result<ArrayRef> {

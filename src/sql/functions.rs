@@ -50,12 +50,12 @@ mod tests {
 
     use super::*;
     use crate::exec::{Dbscan, KMeans};
-    use crate::sql::call::{Argument, Signature};
+    use crate::sql::call::{Argument, CallSignature};
     use crate::sql::clustering::ClusterArguments;
     use crate::sql::{DbscanArguments, KMeansArguments};
 
     /// The page of a function; functions whose names agree up to the first `_` may share one.
-    fn page(function: &Signature) -> String {
+    fn page(function: &CallSignature) -> String {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let of = |name: &str| fs::read_to_string(folder.join(format!("{name}.md")));
         let first = function.name.split('_').next().unwrap_or_default();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     /// The table of arguments on a function's page: names, default and meaning.
-    fn rows(function: &Signature) -> Vec<Vec<String>> {
+    fn rows(function: &CallSignature) -> Vec<Vec<String>> {
         let page = page(function);
         let table = page.split("| Argument | Default | Meaning |").nth(1).expect("a table");
         let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
@@ -71,14 +71,14 @@ mod tests {
     }
 
     /// The row of an argument in that table.
-    fn row(function: &Signature, argument: &str) -> Vec<String> {
+    fn row(function: &CallSignature, argument: &str) -> Vec<String> {
         let name = format!("`{argument}`");
         let row = rows(function).into_iter().find(|row| row[0].contains(&name));
         row.unwrap_or_else(|| panic!("{}: no {name}", function.name))
     }
 
     /// The description of an argument on the page, without links and backquotes.
-    fn meaning(function: &Signature, argument: &str) -> String {
+    fn meaning(function: &CallSignature, argument: &str) -> String {
         let shown = row(function, argument)[2].replace('`', "");
         let mut parts = shown.split('[');
         let mut text = parts.next().unwrap_or_default().to_string();

@@ -45,14 +45,15 @@ struct Listed {
 /// The arguments of all functions.
 fn listed() -> Vec<Listed> {
     let tables = functions::TABLE.iter().map(|function| &function.signature);
-    let tables = tables.flat_map(|of| of_function((of.name, "TABLE"), of.in_order()));
+    let tables = tables.flat_map(|of| of_function(of.name, "TABLE", of.in_order()));
     let windows = functions::WINDOWS.iter();
-    let windows = windows.flat_map(|of| of_function((of.name, "WINDOW"), of.arguments.iter()));
+    let windows = windows.flat_map(|of| of_function(of.name, "WINDOW", of.arguments.iter()));
     tables.chain(windows).chain(distance::functions().flat_map(of_scalar)).collect()
 }
 
 fn of_function(
-    (function, function_type): (&'static str, &'static str),
+    function: &'static str,
+    function_type: &'static str,
     arguments: impl Iterator<Item = &'static Argument>,
 ) -> impl Iterator<Item = Listed> {
     arguments.zip(1..).map(move |(argument, position)| Listed {

@@ -154,7 +154,10 @@ fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     if extensions.get::<NeighborsOptions>().is_none() {
         extensions.insert(NeighborsOptions::default());
     }
-    builder.relation_planners().get_or_insert_with(Vec::new).push(Arc::new(planner::Functions));
+    builder
+        .relation_planners()
+        .get_or_insert_with(Vec::new)
+        .push(Arc::new(planner::FunctionPlanner));
     let tables = builder.table_functions().get_or_insert_with(HashMap::new);
     tables.extend(functions::TABLE.iter().map(|ours| {
         let by_position = Arc::new(planner::ByPosition(ours));

@@ -29,9 +29,9 @@ use crate::exec::{InputExec, check_bounded, plan_input};
 /// A relation planner for calls of this crate's table functions, with named arguments, subqueries
 /// and CTEs, which DataFusion's own planning of table functions lacks.
 #[derive(Debug)]
-pub(super) struct Functions;
+pub(super) struct FunctionPlanner;
 
-impl RelationPlanner for Functions {
+impl RelationPlanner for FunctionPlanner {
     fn plan_relation(
         &self,
         relation: ast::TableFactor,

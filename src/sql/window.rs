@@ -163,8 +163,8 @@ fn rewrite(window: Window) -> Result<LogicalPlan> {
     // Labels have temporary unique names, since two of them may have the same final name.
     let prefix = unused_prefix(schema.fields().iter().map(|field| field.name().as_str()));
     let name = |i: usize| format!("{prefix}{i}");
-    for (i, call) in window_expr.iter().filter_map(ours).enumerate() {
-        plan = label(plan, call, &name(i))?;
+    for (i, (function, params)) in window_expr.iter().filter_map(ours).enumerate() {
+        plan = label(plan, function, params, &name(i))?;
     }
     for exprs in above {
         plan = LogicalPlanBuilder::from(plan).window(exprs)?.build()?;
@@ -221,7 +221,8 @@ fn unused_prefix<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
 /// Adds a column of labels with this name to a plan.
 fn label(
     plan: LogicalPlan,
-    (function, params): (&GroupFunction, &WindowFunctionParams),
+    function: &GroupFunction,
+    params: &WindowFunctionParams,
     name: &str,
 ) -> Result<LogicalPlan> {
     let WindowFunctionParams { args, partition_by, .. } = params;

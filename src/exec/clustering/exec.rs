@@ -261,7 +261,7 @@ impl<F: ClusterFamily> ExecutionPlan for ClusterExec<F> {
             progress: F::progress(metrics),
         };
         let first = init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
-        let input = InputStreams::start((input_columns, &input.schema()), input, &context)?;
+        let input = InputStreams::start(input_columns, &input.schema(), input, &context)?;
         Ok(stream(execution, first, input, &context, metrics))
     }
 }

@@ -24,7 +24,7 @@ pub trait ClusterFamily: fmt::Debug + Clone + Eq + Hash + Send + Sync + 'static 
     /// The parameters of the algorithm.
     type Params: fmt::Debug + Clone + PartialEq + Send + Sync + 'static;
     /// The metrics that an execution updates while it runs.
-    type Progress: Send + 'static;
+    type LiveMetrics: Send + 'static;
 
     /// The name of the function that outputs rows.
     const FUNCTION: &'static str;
@@ -62,10 +62,10 @@ pub trait ClusterFamily: fmt::Debug + Clone + Eq + Hash + Send + Sync + 'static 
     fn shown(params: &Self::Params) -> Vec<(&'static str, String)>;
 
     /// Adds the progress metrics to those of an operator.
-    fn progress(metrics: &ExecutionPlanMetricsSet) -> Self::Progress;
+    fn progress(metrics: &ExecutionPlanMetricsSet) -> Self::LiveMetrics;
 
     /// The receiver of the job's phases and progress.
-    fn watch(_progress: &Self::Progress, phases: Arc<dyn Watch>) -> Arc<dyn Watch> {
+    fn watch(_progress: &Self::LiveMetrics, phases: Arc<dyn Watch>) -> Arc<dyn Watch> {
         phases
     }
 
@@ -178,7 +178,7 @@ pub struct ClusterExecution<F: ClusterFamily> {
     pub(in crate::exec) device: DeviceLabel,
     /// Records a value of the result that EXPLAIN ANALYZE shows.
     pub(in crate::exec) result: Arc<OnceLock<(&'static str, f64)>>,
-    pub(in crate::exec) progress: F::Progress,
+    pub(in crate::exec) progress: F::LiveMetrics,
 }
 
 /// The result of an execution.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use datafusion::common::DataFusionError;
-use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::metrics::{
@@ -54,7 +53,7 @@ pub(super) fn stream<F: ClusterFamily>(
         let held = Arc::new(BatchReservation::new(reservation.clone()));
         let retention = Retention { omits_vectors: execution.spec.omits_vectors, held };
         let reader = F::reader(&execution);
-        let (read, batches) = read_rows(input, (reader, retention), (&phases, &job)).await?;
+        let (read, batches) = read_rows(input, reader, retention, &phases, &job).await?;
         let compute = move || F::compute(execution, first, read, batches, &job);
         let clustered = computing(compute).await?;
         for (name, count) in clustered.counts {

@@ -51,7 +51,7 @@ const SOME: usize = 4096;
 
 impl ClusterFamily for DbscanOutput {
     type Params = DbscanParams;
-    type Progress = ();
+    type LiveMetrics = ();
 
     const FUNCTION: &'static str = "dbscan";
     const OPERATOR: &'static str = "DbscanExec";

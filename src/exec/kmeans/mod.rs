@@ -53,7 +53,7 @@ impl KMeansExec {
 
 impl ClusterFamily for KMeansOutput {
     type Params = KMeansParams;
-    type Progress = ProgressMetrics;
+    type LiveMetrics = ProgressMetrics;
 
     const FUNCTION: &'static str = "kmeans";
     const OPERATOR: &'static str = "KMeansExec";

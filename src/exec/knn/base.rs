@@ -4,12 +4,11 @@ use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
-use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 
 use super::output::Carried;
 use super::spec::KnnSpec;
-use super::stored_base::{SearchHandle, Selected, Stored, open_stored, select};
+use super::stored_base::{SearchHandle, Selected, SelectedInput, Stored, StoredOpening, select};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows, Shape};
 use crate::exec::operator::device_selection::{
@@ -19,7 +18,6 @@ use crate::exec::operator::drain::{InputStreams, read_rows};
 use crate::exec::operator::phases::Phases;
 use crate::exec::operator::streams::{BatchReservation, blocking, computing};
 use crate::exec::read::batch_reader::ReadRows;
-use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::row_assembler::Retention;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
@@ -114,7 +112,8 @@ impl Base {
     fn new(
         rows: Rows,
         carried: Carried,
-        (held, reserved): (Arc<MemoryReservation>, Vec<Reserved>),
+        held: Arc<MemoryReservation>,
+        reserved: Vec<Reserved>,
     ) -> Self {
         Self {
             sample: (rows.slice(0..0), QueryRows::default()),
@@ -186,11 +185,10 @@ impl Base {
         let training = self.training.as_ref().map(|training| training.rows.clone());
         if let (Some(stored), Some(selected), Some(lsh)) = (&execution.stored, &self.selected, &lsh)
         {
-            let inputs = (device, (queries, query_rows));
-            let of_session = (&execution.pool, &execution.device);
-            let params = (&*execution.spec, lsh);
-            let opened = open_stored((stored, selected), params, of_session, inputs, &job);
-            let (device, search) = opened.await?;
+            let (pool, label) = (&execution.pool, &execution.device);
+            let opening =
+                StoredOpening { stored, selected, spec: &execution.spec, lsh, pool, label };
+            let (device, search) = opening.open(device, queries, query_rows, &job).await?;
             return Ok(self.opened(execution, device, search));
         }
         let (device, search) = computing(move || {
@@ -225,32 +223,35 @@ impl Base {
     }
 }
 
-/// Reads the base, and the rows that hyperplanes are trained on, if a relation gives them. Each has
-/// a reservation.
+/// An input, and the reservation of its batches.
+pub(super) struct ReservedInput {
+    pub streams: InputStreams,
+    pub reservation: MemoryReservation,
+}
+
+/// Reads the base, and the rows that hyperplanes are trained on, if a relation gives them.
 pub(super) async fn read(
     execution: &KnnExecution,
-    (base, training): (InputStreams, Option<InputStreams>),
-    (of_base, of_training): (MemoryReservation, MemoryReservation),
-    watched: (&Phases, &Job),
+    base: ReservedInput,
+    training: Option<ReservedInput>,
+    phases: &Phases,
+    job: &Job,
 ) -> Result<Base> {
     let reader = |input, vector: &VectorColumn| {
         VectorReader::new(input, vector.clone(), execution.kind, execution.spec.params.metric())
             .for_search()
     };
     let mut base = match &execution.stored {
-        Some(stored) => {
-            of_index(execution, stored, (base.streams, &base.input_columns), of_base, watched)
-                .await?
-        }
+        Some(stored) => of_index(execution, stored, base, phases, job).await?,
         None => {
             let vectors = reader("base", &execution.spec.base_vector);
-            collect_rows(base, vectors, of_base, watched).await?
+            collect_rows(base, vectors, phases, job).await?
         }
     };
     base.lsh = execution.spec.lsh.clone();
     if let (Some(training), Some(vector)) = (training, &execution.spec.training_vector) {
         let vectors = reader("training", vector);
-        let found = collect_rows(training, vectors, of_training, watched).await?;
+        let found = collect_rows(training, vectors, phases, job).await?;
         base.training = Some(Box::new(found));
     }
     Ok(base)
@@ -258,16 +259,16 @@ pub(super) async fn read(
 
 /// Reads the rows of an input and its carried columns.
 async fn collect_rows(
-    input: InputStreams,
+    ReservedInput { streams, reservation }: ReservedInput,
     reader: VectorReader,
-    reservation: MemoryReservation,
-    watched: (&Phases, &Job),
+    phases: &Phases,
+    job: &Job,
 ) -> Result<Base> {
     let reservation = Arc::new(reservation);
     let held = Arc::new(BatchReservation::new(reservation.clone()));
     let (retention, number) =
-        (Retention { omits_vectors: true, held }, input.input_columns.carried.len());
-    let (read, batches) = read_rows(input, (reader, retention), watched).await?;
+        (Retention { omits_vectors: true, held }, streams.input_columns.carried.len());
+    let (read, batches) = read_rows(streams, reader, retention, phases, job).await?;
     let ReadRows { rows, positions, reserved } = read;
     let carried = blocking(move || {
         let mut carried = Carried::new(number);
@@ -276,22 +277,22 @@ async fn collect_rows(
         Ok(carried)
     });
     let carried = carried.await?;
-    Ok(Base::new(rows, carried, (reservation, reserved.into_iter().collect())))
+    Ok(Base::new(rows, carried, reservation, reserved.into_iter().collect()))
 }
 
 /// Reads the rows of a stored index.
 async fn of_index(
     execution: &KnnExecution,
     stored: &Stored,
-    input: (Vec<SendableRecordBatchStream>, &InputColumns),
-    held: MemoryReservation,
-    (phases, job): (&Phases, &Job),
+    ReservedInput { streams, reservation }: ReservedInput,
+    phases: &Phases,
+    job: &Job,
 ) -> Result<Base> {
     phases.enter(Phase::Read);
-    let held = Arc::new(held);
-    let use_of = (execution.kind, execution.spec.query_vector.is_none());
-    let (selected, carried, rows, reserved) =
-        select(stored, input, use_of, (&held, &execution.pool), job).await?;
-    let base = Base::new(rows, carried, (held, reserved));
+    let held = Arc::new(reservation);
+    let is_joined = execution.spec.query_vector.is_none();
+    let SelectedInput { selected, carried, rows, reserved } =
+        select(stored, streams, execution.kind, is_joined, &held, &execution.pool, job).await?;
+    let base = Base::new(rows, carried, held, reserved);
     Ok(Base { selected: Some(selected), ..base })
 }

@@ -99,10 +99,10 @@ impl KnnExec {
     ) -> Result<Self> {
         let metric = Some(spec.params.metric());
         let base_columns =
-            InputColumns::for_search("base", (&spec.base_vector, metric), base.schema().fields())?;
+            InputColumns::for_search("base", &spec.base_vector, metric, base.schema().fields())?;
         let queries = match (queries, &spec.query_vector) {
             (Some(plan), Some(vector)) => Some((
-                InputColumns::for_search("queries", (vector, metric), plan.schema().fields())?,
+                InputColumns::for_search("queries", vector, metric, plan.schema().fields())?,
                 plan,
             )),
             _ => None,
@@ -180,9 +180,9 @@ impl KnnExec {
     pub fn with_training(self, training: Option<Arc<dyn ExecutionPlan>>) -> Result<Self> {
         let training = match (training, &self.spec.training_vector) {
             (Some(plan), Some(vector)) => {
-                let vector = (vector, Some(self.spec.params.metric()));
+                let metric = Some(self.spec.params.metric());
                 let input_columns =
-                    InputColumns::for_search("training", vector, plan.schema().fields())?;
+                    InputColumns::for_search("training", vector, metric, plan.schema().fields())?;
                 if !input_columns.kind.is_like(self.base.0.kind) {
                     return plan_err!(
                         "training and base must both hold numbers, both bits or both sets"
@@ -401,11 +401,11 @@ impl ExecutionPlan for KnnExec {
             return internal_err!("KnnExec has one partition, not {partition}");
         }
         let start = |(input_columns, plan): &(InputColumns, Arc<dyn ExecutionPlan>)| {
-            InputStreams::start((input_columns, &plan.schema()), plan, &context)
+            InputStreams::start(input_columns, &plan.schema(), plan, &context)
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
         let (input_columns, plan) = &self.base;
-        let base = InputStreams::start((input_columns, &self.base_schema()), plan, &context)?;
+        let base = InputStreams::start(input_columns, &self.base_schema(), plan, &context)?;
         let training = self.training.as_ref().map(start).transpose()?;
         let kind = self.base.0.kind;
         let kind =
@@ -429,6 +429,11 @@ impl ExecutionPlan for KnnExec {
             fetch: self.fetch,
             expected,
         };
-        Ok(stream::run(execution, (base, queries, training), &context, &self.metrics))
+        Ok(stream::run(
+            execution,
+            stream::JoinStreams { queries, base, training },
+            &context,
+            &self.metrics,
+        ))
     }
 }

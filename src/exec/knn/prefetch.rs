@@ -49,7 +49,9 @@ impl PrefetchedOutput {
         search: BlockSearch,
         left: usize,
         cancel: CancelOnDrop,
-        (phases, ahead, baseline): (Phases, Time, BaselineMetrics),
+        phases: Phases,
+        ahead: Time,
+        baseline: BaselineMetrics,
     ) -> Self {
         let state = SearchState::Idle(Box::new(search));
         Self { _cancel: cancel, state, found: None, left, phases, ahead, baseline }

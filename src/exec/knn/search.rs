@@ -63,9 +63,13 @@ impl BlockSearch {
     /// A search that reserves its blocks in `reservation`, and outputs batches of `batch_size`
     /// rows.
     pub fn new(
-        (execution, base, queries): (KnnExecution, Base, QuerySource),
-        (reservation, batch_size): (MemoryReservation, usize),
-        (job, metrics): (Job, Metrics),
+        execution: KnnExecution,
+        base: Base,
+        queries: QuerySource,
+        reservation: MemoryReservation,
+        batch_size: usize,
+        job: Job,
+        metrics: Metrics,
     ) -> Self {
         let target = FIRST_BLOCK.min(execution.spec.batch_rows);
         let left = execution.fetch.unwrap_or(usize::MAX);
@@ -134,8 +138,7 @@ impl BlockSearch {
     ) -> Result<Result<SearchResult, crate::Error>> {
         let DeviceSearch { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
-        let queries = (block.rows.clone(), block.query_rows);
-        let found = search.search(queries, &self.job).await?;
+        let found = search.search(block.rows.clone(), block.query_rows, &self.job).await?;
         self.metrics.device_memory.set_max(device.peak_memory() as usize);
         Ok(found)
     }

@@ -7,7 +7,6 @@ use arrow::datatypes::{SchemaRef, UInt32Type};
 use datafusion::common::internal_err;
 use datafusion::common::utils::memory::RecordBatchMemoryCounter;
 use datafusion::error::Result;
-use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 
 use super::output::Carried;
@@ -18,8 +17,8 @@ use crate::algo::knn::{
 };
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::operator::device_selection::{DeviceLabel, may_fall_back, run_or_fall_back};
+use crate::exec::operator::drain::InputStreams;
 use crate::exec::operator::streams::{blocking, collect, computing};
-use crate::exec::read::input_columns::InputColumns;
 use crate::exec::stored::{IndexVectors, Residence, StoredIndex};
 use crate::job::{Job, Reserved};
 use crate::matrix::ElementKind;
@@ -58,16 +57,23 @@ pub(super) struct Selected {
     pub row_filter: Option<Arc<RowFilter>>,
 }
 
-/// The selection, the carried columns, the rows to be searched in a self-join, and their
-/// reservations.
-type SelectedInput = (Selected, Carried, Rows, Vec<Reserved>);
+/// A base that is read from a stored index.
+pub(super) struct SelectedInput {
+    pub selected: Selected,
+    pub carried: Carried,
+    /// In a self-join, the rows to be searched.
+    pub rows: Rows,
+    pub reserved: Vec<Reserved>,
+}
 
 /// Reads the row numbers that a base selects from an index, and the carried columns of these rows.
 pub(super) async fn select(
     stored: &Stored,
-    (streams, input_columns): (Vec<SendableRecordBatchStream>, &InputColumns),
-    (kind, is_joined): (ElementKind, bool),
-    (held, pool): (&Arc<MemoryReservation>, &Arc<dyn MemoryPool>),
+    InputStreams { input_columns, streams, .. }: InputStreams,
+    kind: ElementKind,
+    is_joined: bool,
+    held: &Arc<MemoryReservation>,
+    pool: &Arc<dyn MemoryPool>,
     job: &Job,
 ) -> Result<SelectedInput> {
     let batches = collect(streams, held).await?;
@@ -111,7 +117,8 @@ pub(super) async fn select(
         }
         drop(numbers);
         reserved[0].shrink_to(rows_of_base * size_of::<u32>());
-        Ok((Selected { vectors, row_filter: selected }, carried, rows, reserved))
+        let selected = Selected { vectors, row_filter: selected };
+        Ok(SelectedInput { selected, carried, rows, reserved })
     })
     .await
 }
@@ -149,7 +156,8 @@ impl SearchHandle {
     /// The neighbours of queries, or the error of the device.
     pub async fn search(
         &self,
-        (queries, query_rows): (Rows, QueryRows),
+        queries: Rows,
+        query_rows: QueryRows,
         job: &Job,
     ) -> Result<Result<SearchResult, crate::Error>> {
         match self {
@@ -163,7 +171,7 @@ impl SearchHandle {
                 })
                 .await
             }
-            Self::MultiPass(driver) => driver.search((queries, query_rows), job).await,
+            Self::MultiPass(driver) => driver.search(queries, query_rows, job).await,
         }
     }
 }
@@ -171,10 +179,11 @@ impl SearchHandle {
 impl MultiPassDriver {
     async fn search(
         &self,
-        (queries, query_rows): (Rows, QueryRows),
+        queries: Rows,
+        query_rows: QueryRows,
         job: &Job,
     ) -> Result<Result<SearchResult, crate::Error>> {
-        let found = match self.in_all_tables((&queries, query_rows), None, job).await? {
+        let found = match self.in_all_tables(&queries, query_rows, None, job).await? {
             Ok(found) => found,
             Err(error) => return Ok(Err(error)),
         };
@@ -187,7 +196,7 @@ impl MultiPassDriver {
         };
         if !open.is_empty() {
             let open: Arc<[u32]> = open.into();
-            match self.in_all_tables((&queries, query_rows), Some(&open), job).await? {
+            match self.in_all_tables(&queries, query_rows, Some(&open), job).await? {
                 Ok(exact) => self.search.settle(&mut found, &open, exact),
                 Err(error) => return Ok(Err(error)),
             }
@@ -198,7 +207,8 @@ impl MultiPassDriver {
     /// The candidates of all queries, or of the `open` ones only, in all tables.
     async fn in_all_tables(
         &self,
-        (queries, query_rows): (&Rows, QueryRows),
+        queries: &Rows,
+        query_rows: QueryRows,
         open: Option<&Arc<[u32]>>,
         job: &Job,
     ) -> Result<Result<PartialTopK, crate::Error>> {
@@ -206,7 +216,7 @@ impl MultiPassDriver {
         let mut together = all.div_ceil(2).max(1);
         while first < all {
             let most = together.min(all - first);
-            let tables = self.index.some_tables(first, most, (&self.pool, job)).await?;
+            let tables = self.index.some_tables(first, most, &self.pool, job).await?;
             together = tables.len().max(1);
             // A cancelled search may still run: it keeps the tables alive until it ends.
             let (whole, queries, job) = (self.clone(), queries.clone(), job.clone());
@@ -243,49 +253,64 @@ impl MultiPassDriver {
     }
 }
 
-/// Opens a search in the tables of an index; also returns its device.
-pub(super) async fn open_stored(
-    (stored, selected): (&Stored, &Selected),
-    (spec, lsh): (&KnnSpec, &LshParams),
-    (pool, label): (&Arc<dyn MemoryPool>, &DeviceLabel),
-    (device, (queries, query_rows)): (AnyDevice, (Rows, QueryRows)),
-    job: &Job,
-) -> Result<(AnyDevice, SearchHandle)> {
-    let tables = stored.index.tables(lsh.tables, pool, job).await?;
-    let (tables, residence) = match tables {
-        Some((tables, residence)) => (Some(tables), residence),
-        None => (None, Residence::TableByTable),
-    };
-    let KnnSpec { device: choice, device_memory, params, .. } = *spec;
-    let (index, selected, label) = (stored.index.clone(), selected.clone(), label.clone());
-    let (lsh, job, held) = (lsh.clone(), job.clone(), tables.clone());
-    let (device, (base, search)) = computing(move || {
-        let open = |device: &AnyDevice| {
-            let base = index.base(device, device_memory, &selected.vectors, &job)?;
-            let (sample, row_filter) = ((&queries, query_rows), selected.row_filter.clone());
-            let search = base.search(held.as_deref(), (params, &lsh), sample, row_filter, &job)?;
-            Ok((base, search))
+/// A search in the tables of an index, before it is opened.
+pub(super) struct StoredOpening<'a> {
+    pub stored: &'a Stored,
+    pub selected: &'a Selected,
+    pub spec: &'a KnnSpec,
+    pub lsh: &'a LshParams,
+    pub pool: &'a Arc<dyn MemoryPool>,
+    pub label: &'a DeviceLabel,
+}
+
+impl StoredOpening<'_> {
+    /// Opens the search on a device, or on the CPU if that fails and fallback is allowed; also
+    /// returns the device. Parameters are tuned on `queries`.
+    pub async fn open(
+        self,
+        device: AnyDevice,
+        queries: Rows,
+        query_rows: QueryRows,
+        job: &Job,
+    ) -> Result<(AnyDevice, SearchHandle)> {
+        let Self { stored, selected, spec, lsh, pool, label } = self;
+        let tables = stored.index.tables(lsh.tables, pool, job).await?;
+        let (tables, residence) = match tables {
+            Some((tables, residence)) => (Some(tables), residence),
+            None => (None, Residence::TableByTable),
         };
-        let may = may_fall_back(choice, &device);
-        Ok(run_or_fall_back(device, may, &label, open)?)
-    })
-    .await?;
-    let search = match (search, tables) {
-        (StoredSearch::SinglePass(search), Some(tables)) => {
-            stored.set(residence);
-            SearchHandle::Resident { search: Arc::from(search), _tables: tables, _base: base }
-        }
-        (StoredSearch::SinglePass(search), None) => SearchHandle::Owned(Arc::from(search)),
-        (StoredSearch::MultiPass(search), _) => {
-            stored.set(Residence::TableByTable);
-            let (index, pool) = (stored.index.clone(), pool.clone());
-            SearchHandle::MultiPass(MultiPassDriver {
-                search: Arc::from(search),
-                _base: base,
-                index,
-                pool,
-            })
-        }
-    };
-    Ok((device, search))
+        let KnnSpec { device: choice, device_memory, params, .. } = *spec;
+        let (index, selected, label) = (stored.index.clone(), selected.clone(), label.clone());
+        let (lsh, job, held) = (lsh.clone(), job.clone(), tables.clone());
+        let (device, (base, search)) = computing(move || {
+            let open = |device: &AnyDevice| {
+                let base = index.base(device, device_memory, &selected.vectors, &job)?;
+                let (sample, row_filter) = ((&queries, query_rows), selected.row_filter.clone());
+                let search =
+                    base.search(held.as_deref(), (params, &lsh), sample, row_filter, &job)?;
+                Ok((base, search))
+            };
+            let may = may_fall_back(choice, &device);
+            Ok(run_or_fall_back(device, may, &label, open)?)
+        })
+        .await?;
+        let search = match (search, tables) {
+            (StoredSearch::SinglePass(search), Some(tables)) => {
+                stored.set(residence);
+                SearchHandle::Resident { search: Arc::from(search), _tables: tables, _base: base }
+            }
+            (StoredSearch::SinglePass(search), None) => SearchHandle::Owned(Arc::from(search)),
+            (StoredSearch::MultiPass(search), _) => {
+                stored.set(Residence::TableByTable);
+                let (index, pool) = (stored.index.clone(), pool.clone());
+                SearchHandle::MultiPass(MultiPassDriver {
+                    search: Arc::from(search),
+                    _base: base,
+                    index,
+                    pool,
+                })
+            }
+        };
+        Ok((device, search))
+    }
 }

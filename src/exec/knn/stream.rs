@@ -9,7 +9,7 @@ use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
-use super::base::{KnnExecution, read};
+use super::base::{KnnExecution, ReservedInput, read};
 use super::metrics::Metrics;
 use super::prefetch::PrefetchedOutput;
 use super::queries::QueryStream;
@@ -19,10 +19,18 @@ use crate::exec::operator::drain::InputStreams;
 use crate::exec::operator::streams::{CancelOnDrop, PoolBudget};
 use crate::job::{Cancel, Job};
 
+/// The streams of the inputs of a join.
+pub(super) struct JoinStreams {
+    pub queries: Option<InputStreams>,
+    pub base: InputStreams,
+    /// The rows that hyperplanes are trained on.
+    pub training: Option<InputStreams>,
+}
+
 /// Runs the join: the neighbours of every query.
 pub(super) fn run(
     execution: KnnExecution,
-    (base, queries, training): (InputStreams, Option<InputStreams>, Option<InputStreams>),
+    JoinStreams { queries, base, training }: JoinStreams,
     context: &Arc<TaskContext>,
     metrics: &ExecutionPlanMetricsSet,
 ) -> SendableRecordBatchStream {
@@ -31,7 +39,9 @@ pub(super) fn run(
     let phases = metrics.phases.clone();
     let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
     let reservation = reserve("KnnExec queries");
-    let reservations = (reserve("KnnExec base"), reserve("KnnExec training"));
+    let base = ReservedInput { streams: base, reservation: reserve("KnnExec base") };
+    let of_training = reserve("KnnExec training");
+    let training = training.map(|streams| ReservedInput { streams, reservation: of_training });
     let batch_size = context.session_config().batch_size();
     let cancel = CancelOnDrop(Cancel::default());
     let budget = Arc::new(PoolBudget(reserve("KnnExec rows")));
@@ -48,8 +58,7 @@ pub(super) fn run(
             }
             None => QuerySource::Base(0),
         };
-        let watched = (&metrics.phases, &job);
-        let mut base = read(&execution, (base, training), reservations, watched).await?;
+        let mut base = read(&execution, base, training, &metrics.phases, &job).await?;
         if let QuerySource::Base(first) = &queries {
             let end = if execution.chooses() { base.rows.len() } else { 0 };
             let query_rows = QueryRows::OfBase { first: *first as u32 };
@@ -57,10 +66,11 @@ pub(super) fn run(
         }
         metrics.base_rows.add(base.carried.positions.len());
         let left = execution.fetch.unwrap_or(usize::MAX);
-        let of_output = (metrics.phases.clone(), metrics.ahead.clone(), metrics.baseline.clone());
-        let of_session = (reservation, batch_size);
-        let search = BlockSearch::new((execution, base, queries), of_session, (job, metrics));
-        let output = PrefetchedOutput::new(search, left, cancel, of_output);
+        let (phases, ahead) = (metrics.phases.clone(), metrics.ahead.clone());
+        let baseline = metrics.baseline.clone();
+        let search =
+            BlockSearch::new(execution, base, queries, reservation, batch_size, job, metrics);
+        let output = PrefetchedOutput::new(search, left, cancel, phases, ahead, baseline);
         Ok::<_, DataFusionError>(futures::stream::try_unfold(output, |mut output| async move {
             let batch = output.next().await?;
             Ok(batch.map(|batch| (batch, output)))

@@ -14,7 +14,7 @@ use super::streams::{batches_by_arrival, computing, exact_rows, execute_all};
 use crate::exec::inputs::{has_limit, partition_row_counts};
 use crate::exec::read::batch_reader::ReadRows;
 use crate::exec::read::input_columns::InputColumns;
-use crate::exec::read::row_assembler::{Retention, RowAssembler};
+use crate::exec::read::row_assembler::{KnownRows, Retention, RowAssembler};
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase, Watch};
 use crate::matrix::ElementKind;
@@ -28,17 +28,15 @@ pub(in crate::exec) struct InputStreams {
     pub streams: Vec<SendableRecordBatchStream>,
     /// The length of the vectors, if their type determines it.
     pub dim: Option<usize>,
-    /// The exact number of rows by statistics, or 0 if it is unknown.
-    rows: usize,
-    /// The exact number of rows of each partition, if it is known.
-    of_partitions: Option<Vec<usize>>,
+    known: KnownRows,
 }
 
 impl InputStreams {
     /// Starts to read a plan. `schema` has the columns that `input_columns` refers to: those of the
     /// plan, possibly more.
     pub fn start(
-        (input_columns, schema): (&InputColumns, &Schema),
+        input_columns: &InputColumns,
+        schema: &Schema,
         plan: &Arc<dyn ExecutionPlan>,
         context: &Arc<TaskContext>,
     ) -> Result<Self> {
@@ -54,23 +52,24 @@ impl InputStreams {
         let of_partitions = of_partitions.filter(|of| of.iter().sum::<usize>() == rows);
         let dim = input_columns.known_dim(&schema.fields);
         let streams = execute_all(plan, context)?;
-        Ok(Self { input_columns: input_columns.clone(), streams, dim, rows, of_partitions })
+        let known = KnownRows { all: rows, of_partitions };
+        Ok(Self { input_columns: input_columns.clone(), streams, dim, known })
     }
 }
 
 /// Reads an input: its rows, and the batches without the columns that are no longer needed. If the
 /// number of rows is known, vectors are copied while batches arrive.
 pub(in crate::exec) async fn read_rows(
-    InputStreams { input_columns, streams, dim, rows, of_partitions }: InputStreams,
-    (reader, retention): (VectorReader, Retention),
-    (phases, job): (&Phases, &Job),
+    InputStreams { input_columns, streams, dim, known }: InputStreams,
+    reader: VectorReader,
+    retention: Retention,
+    phases: &Phases,
+    job: &Job,
 ) -> Result<(ReadRows, Vec<RecordBatch>)> {
     let partitions = streams.len();
     let mut batches_by_arrival =
         batches_by_arrival(streams, &retention.held).ready_chunks(TOGETHER);
-    let rows = (rows, of_partitions);
-    let mut assembler =
-        RowAssembler::new((input_columns, dim, partitions), rows, (reader, retention));
+    let mut assembler = RowAssembler::new(input_columns, dim, partitions, known, reader, retention);
     while !assembler.is_done()
         && let Some(some) = batches_by_arrival.next().await
     {

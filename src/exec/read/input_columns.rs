@@ -27,7 +27,7 @@ impl InputColumns {
     /// # Errors
     /// A column that is missing, or holds no vectors.
     pub fn try_new(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<Self> {
-        Self::for_search(input, (vector, Some(Metric::default())), fields)
+        Self::for_search(input, vector, Some(Metric::default()), fields)
     }
 
     /// Finds the columns for a search; lists of integers may be sets under `metric`, if it is
@@ -37,7 +37,8 @@ impl InputColumns {
     /// A column that is missing, or holds no vectors.
     pub fn for_search(
         input: &str,
-        (vector, metric): (&VectorColumn, Option<Metric>),
+        vector: &VectorColumn,
+        metric: Option<Metric>,
         fields: &Fields,
     ) -> Result<Self> {
         let names = vector.names();

@@ -51,6 +51,14 @@ enum Failure {
     Read(DataFusionError),
 }
 
+/// The numbers of rows that are known before the input is read.
+pub(in crate::exec) struct KnownRows {
+    /// The number of all rows; 0 if it is unknown.
+    pub all: usize,
+    /// The number of rows of each partition.
+    pub of_partitions: Option<Vec<usize>>,
+}
+
 /// The treatment of batches after their vectors have been copied.
 pub(in crate::exec) struct Retention {
     /// Whether the vector columns are dropped and their memory released.
@@ -101,12 +109,15 @@ impl PartitionProgress {
 }
 
 impl RowAssembler {
-    /// The initial state. `rows` has the total number of rows, and the number of each partition, as
-    /// far as known.
+    /// The initial state for an input of `partitions` partitions, whose vectors have `dim` elements if
+    /// their type determines it.
     pub fn new(
-        (input_columns, dim, partitions): (InputColumns, Option<usize>, usize),
-        (rows, of_partitions): (usize, Option<Vec<usize>>),
-        (reader, retention): (VectorReader, Retention),
+        input_columns: InputColumns,
+        dim: Option<usize>,
+        partitions: usize,
+        KnownRows { all: rows, of_partitions }: KnownRows,
+        reader: VectorReader,
+        retention: Retention,
     ) -> Self {
         let reader = reader.on_all_cores();
         let mut parts: Vec<_> = (0..partitions).map(|_| PartitionProgress::default()).collect();
@@ -353,8 +364,9 @@ mod tests {
     /// Passes the batches on in a random order that keeps the order within each partition.
     fn placed(
         parts: &[Vec<Result<RecordBatch, &'static str>>],
-        rows: (usize, Option<Vec<usize>>),
-        (random, job): (&mut Random, &Job),
+        known: (usize, Option<Vec<usize>>),
+        random: &mut Random,
+        job: &Job,
     ) -> Result<(ReadRows, Vec<RecordBatch>)> {
         let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
         let reservation = Arc::new(MemoryConsumer::new("test").register(&pool));
@@ -364,8 +376,9 @@ mod tests {
         let first = first.cloned().unwrap_or_else(|| batch(&[], 0, true));
         let input_columns = input_columns(&first);
         let dim = input_columns.known_dim(first.schema().fields());
+        let known = KnownRows { all: known.0, of_partitions: known.1 };
         let mut assembler =
-            RowAssembler::new((input_columns, dim, parts.len()), rows, (reader(), retention));
+            RowAssembler::new(input_columns, dim, parts.len(), known, reader(), retention);
         let mut left: Vec<_> = parts.iter().map(|part| part.iter()).enumerate().collect();
         while !left.is_empty() && !assembler.is_done() {
             let at = random.below(left.len() as u64) as usize;
@@ -410,7 +423,7 @@ mod tests {
             };
             let parts: Vec<Vec<_>> =
                 parts.into_iter().map(|part| part.into_iter().map(Ok).collect()).collect();
-            let (read, kept) = placed(&parts, known, (random, &job)).unwrap();
+            let (read, kept) = placed(&parts, known, random, &job).unwrap();
             assert_eq!(read.positions, positions, "seed {seed}");
             assert_eq!(read.rows.reals::<f32>(), expected.reals::<f32>(), "seed {seed}");
             let ids =
@@ -455,7 +468,7 @@ mod tests {
                 1 => (rows, None),
                 _ => (rows, Some(of_parts)),
             };
-            let found = placed(&failing, known, (random, &job)).map(drop);
+            let found = placed(&failing, known, random, &job).map(drop);
             let told = match &found {
                 Ok(()) => None,
                 Err(error) if error.to_string().contains("cannot be read") => Some(None),
@@ -484,13 +497,13 @@ mod tests {
         for of_parts in [None, Some(vec![claimed - 3, 3]), Some(vec![3, claimed - 3])] {
             let random = &mut Random::new(7);
             let known = (claimed, of_parts);
-            let (read, kept) = placed(&parts, known, (&mut *random, &job)).unwrap();
+            let (read, kept) = placed(&parts, known, random, &job).unwrap();
             assert_eq!((read.positions, kept.len()), (vec![0, 2, 3, 5], 2));
             let values: &[f32] = read.rows.reals().unwrap();
             assert!(values.chunks(dim).map(|row| row[dim - 1]).eq([0.0, 1.0, 2.0, 3.0]));
             let none = [0, 2].map(|first| vec![Ok(of(first).unwrap().slice(0, 0))]);
             let known = (claimed, Some(vec![claimed - 3, 3]));
-            let (read, _) = placed(&none, known, (random, &job)).unwrap();
+            let (read, _) = placed(&none, known, random, &job).unwrap();
             assert!(read.rows.is_empty());
         }
     }
@@ -518,11 +531,11 @@ mod tests {
                     }
                     _ => vec![one(is_fixed), one(is_fixed)],
                 };
-                let found = placed(&parts, known, (&mut Random::new(seed), &job)).map(drop);
+                let found = placed(&parts, known, &mut Random::new(seed), &job).map(drop);
                 let error = found.unwrap_err().to_string();
                 assert!(error.contains("out of memory for rows"), "{error}");
             }
-            let found = placed(&[one(is_fixed)], (2, None), (&mut Random::new(seed), &job));
+            let found = placed(&[one(is_fixed)], (2, None), &mut Random::new(seed), &job);
             assert!(found.is_err());
         }
     }

@@ -129,7 +129,7 @@ impl IndexFile {
         let (cells, of_tables) = sections.split_at(cells);
         let vector = vector_of(&summary)?;
         let input_columns =
-            InputColumns::for_search("the index", (&vector, Some(metric)), schema.fields());
+            InputColumns::for_search("the index", &vector, Some(metric), schema.fields());
         let kind = input_columns.map_err(|error| bad(error.strip_backtrace()))?.kind;
         let without = numbers_of(&reader.read(without).await?, u32::from_le_bytes)?;
         let is_sorted = without.windows(2).all(|pair| pair[0] < pair[1]);

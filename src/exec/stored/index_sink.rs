@@ -62,9 +62,11 @@ impl IndexSink {
     /// A sink for rows of this schema.
     pub(crate) fn new(
         schema: SchemaRef,
-        (input_columns, vector): (InputColumns, VectorColumn),
+        input_columns: InputColumns,
+        vector: VectorColumn,
         params: KnnLsh,
-        (store, path): (ObjectStoreUrl, Path),
+        store: ObjectStoreUrl,
+        path: Path,
     ) -> Self {
         Self { schema, input_columns, vector, params, training: None, store, path }
     }
@@ -80,7 +82,8 @@ impl IndexSink {
     ) -> Result<Self> {
         let input_columns = InputColumns::for_search(
             "training",
-            (&vector, Some(self.params.metric)),
+            &vector,
+            Some(self.params.metric),
             plan.schema().fields(),
         )?;
         if !input_columns.kind.is_like(self.input_columns.kind) {
@@ -100,20 +103,22 @@ impl IndexSink {
     ) -> Result<Option<ReadRows>> {
         let Some((plan, input_columns, vector)) = &self.training else { return Ok(None) };
         let batches = collect(execute_all(plan, context)?, held).await?;
-        let input = ("training", vector.clone(), input_columns.clone());
-        self.read(input, Arc::new(batches), job).await.map(Some)
+        let batches = Arc::new(batches);
+        self.read("training", vector, input_columns, batches, job).await.map(Some)
     }
 
     /// Reads the vectors of batches, converted to the element kind of the rows.
     async fn read(
         &self,
-        (input, vector, input_columns): (&'static str, VectorColumn, InputColumns),
+        input: &'static str,
+        vector: &VectorColumn,
+        input_columns: &InputColumns,
         batches: Arc<Vec<RecordBatch>>,
         job: &Job,
     ) -> Result<ReadRows> {
         let (kind, metric) = (self.input_columns.kind, self.params.metric);
-        let reader = VectorReader::new(input, vector, kind, metric).for_search();
-        let job = job.clone();
+        let reader = VectorReader::new(input, vector.clone(), kind, metric).for_search();
+        let (input_columns, job) = (input_columns.clone(), job.clone());
         computing(move || {
             let mut reading = BatchReader::new(reader, &batches, &input_columns);
             batches.iter().try_for_each(|batch| reading.append(batch, &input_columns, &job))?;
@@ -178,13 +183,15 @@ impl IndexSink {
     /// Reads the vectors, and tunes omitted parameters.
     async fn prepare(
         &self,
-        (batches, held): (Vec<RecordBatch>, Arc<MemoryReservation>),
+        batches: Vec<RecordBatch>,
+        held: Arc<MemoryReservation>,
         training: Option<ReadRows>,
         job: &Job,
     ) -> Result<Content> {
         let (batches, metric) = (Arc::new(batches), self.params.metric);
-        let input = ("items", self.vector.clone(), self.input_columns.clone());
-        let ReadRows { rows, positions, reserved } = self.read(input, batches.clone(), job).await?;
+        let Self { vector, input_columns, .. } = self;
+        let read = self.read("items", vector, input_columns, batches.clone(), job).await?;
+        let ReadRows { rows, positions, reserved } = read;
         let of_job = job.clone();
         let (params, lsh) = (KnnParams::try_new(self.params.k, metric)?, self.params.params()?);
         let (dim, vectors) = (rows.matrix().dim(), rows.len());
@@ -332,7 +339,7 @@ impl DataSink for IndexSink {
         }
         let of_training = Arc::new(reserve("index training"));
         let training = self.training(context, &of_training, &job).await?;
-        let content = self.prepare((batches, held), training, &job).await?;
+        let content = self.prepare(batches, held, training, &job).await?;
         drop(of_training);
         let store = context.runtime_env().object_store(&self.store)?;
         // An object store makes a multipart upload visible when it is complete.
@@ -405,8 +412,8 @@ mod tests {
         let schema = |found| Arc::new(Schema::new(vec![Field::new("v", found, true)]));
         let rows = schema(DataType::new_list(DataType::Float32, true));
         let input_columns = InputColumns::try_new("the input", &vector, rows.fields()).unwrap();
-        let place = (ObjectStoreUrl::local_filesystem(), Path::from("a.lsh"));
-        let sink = IndexSink::new(rows, (input_columns, vector.clone()), KnnLsh::k(1), place);
+        let (store, path) = (ObjectStoreUrl::local_filesystem(), Path::from("a.lsh"));
+        let sink = IndexSink::new(rows, input_columns, vector.clone(), KnnLsh::k(1), store, path);
         let bits = Arc::new(EmptyExec::new(schema(DataType::Binary)));
         let error = sink.with_training(bits, vector).unwrap_err().strip_backtrace();
         assert!(error.contains("training and the input must both hold numbers"), "{error}");

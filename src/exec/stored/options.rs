@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::algo::knn::{LshParams, Scoring};
 use crate::error::{Error, Result};
-use crate::exec::knn_lsh_builder::KnnLsh;
+use crate::exec::knn_lsh_builder::{KnnLsh, LshSlot};
 use crate::exec::read::vector_column::VectorColumn;
 use crate::index::lsh::{Family, Planes, Rounding, file};
 use crate::metric::Metric;
@@ -22,36 +22,19 @@ impl KnnLsh {
     /// # Errors
     /// Unknown names, and values of a wrong type.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<()> {
-        let text = || Some(value.to_string());
         match name {
             "k" => self.k = parsed(name, value, "a whole number")?,
             "metric" => self.metric = value.parse()?,
             "vector" => self.vector = Some(columns(value)),
-            "family" => self.family = text(),
-            "tables" => self.tables = Some(parsed(name, value, "a whole number")?),
-            "hashes" => self.hashes = Some(parsed(name, value, "a whole number")?),
-            "width" => self.width = Some(parsed(name, value, "a number")?),
-            "rounding" => self.rounding = text(),
-            "probes" => self.probes = Some(parsed(name, value, "a whole number")?),
-            "planes" => self.planes = text(),
-            "zero_sum" => self.zero_sum = Some(parsed(name, value, "true or false")?),
-            "centre" => self.centre = Some(parsed(name, value, "true or false")?),
-            "box_radius" => self.box_radius = Some(parsed(name, value, "a number")?),
-            "method" => self.method = text(),
-            "bits" => self.bits = Some(parsed(name, value, "a whole number")?),
-            "errors" => self.errors = Some(parsed(name, value, "a whole number")?),
-            "weights" => {
-                let list = items(value).map(|item| parsed(name, item, "a list of numbers"));
-                self.weights = Some(list.collect::<Result<_>>()?);
-            }
-            "score" => self.score = Some(parsed(name, value, "a number")?),
-            "seed" => self.seed = Some(parsed(name, value, "a whole number")?),
-            "recall" => self.recall = Some(parsed(name, value, "a number")?),
             _ => {
-                return Err(Error::InvalidArgument(format!(
-                    "there is no option '{name}'; there are {}, training",
-                    NAMES.join(", ")
-                )));
+                let slot = self.slots().into_iter().find(|(known, _)| *known == name);
+                let Some((_, slot)) = slot else {
+                    return Err(Error::InvalidArgument(format!(
+                        "there is no option '{name}'; there are {}, training",
+                        names().join(", ")
+                    )));
+                };
+                return set_slot(slot, name, value);
             }
         }
         Ok(())
@@ -152,28 +135,28 @@ impl KnnLsh {
 }
 
 /// The names of all parameters.
-const NAMES: [&str; 20] = [
-    "metric",
-    "vector",
-    "k",
-    "recall",
-    "family",
-    "tables",
-    "hashes",
-    "width",
-    "rounding",
-    "probes",
-    "planes",
-    "zero_sum",
-    "centre",
-    "box_radius",
-    "method",
-    "bits",
-    "errors",
-    "weights",
-    "score",
-    "seed",
-];
+fn names() -> Vec<&'static str> {
+    let omissible = KnnLsh::k(1).slots().map(|(name, _)| name);
+    ["metric", "vector", "k"].into_iter().chain(omissible).collect()
+}
+
+fn set_slot(slot: LshSlot<'_>, name: &str, value: &str) -> Result<()> {
+    match slot {
+        LshSlot::Count(slot) | LshSlot::Whole(slot) => {
+            *slot = Some(parsed(name, value, "a whole number")?);
+        }
+        LshSlot::Number(slot) | LshSlot::Length(slot) => {
+            *slot = Some(parsed(name, value, "a number")?);
+        }
+        LshSlot::Numbers(slot) => {
+            let list = items(value).map(|item| parsed(name, item, "a list of numbers"));
+            *slot = Some(list.collect::<Result<_>>()?);
+        }
+        LshSlot::Flag(slot) => *slot = Some(parsed(name, value, "true or false")?),
+        LshSlot::Name(slot) => *slot = Some(value.to_string()),
+    }
+    Ok(())
+}
 
 /// The summary entries of the parameters.
 pub(super) fn entries(params: &LshParams, metric: Metric) -> Vec<(String, String)> {
@@ -209,13 +192,13 @@ pub(super) fn entries(params: &LshParams, metric: Metric) -> Vec<(String, String
 pub(super) fn from_entries(entries: &[(String, String)]) -> Result<(LshParams, Metric)> {
     let damaged = |error: Error| file::bad(format!("its parameters are not accepted: {error}"));
     let mut given = KnnLsh::k(1);
-    let mut is_width_chosen = false;
+    let (names, mut is_width_chosen) = (names(), false);
     for (name, value) in entries {
         match name.as_str() {
             WIDTH_IS_CHOSEN => {
                 is_width_chosen = parsed(name, value, "true or false").map_err(damaged)?
             }
-            _ if NAMES.contains(&name.as_str()) => given.set(name, value).map_err(damaged)?,
+            _ if names.contains(&name.as_str()) => given.set(name, value).map_err(damaged)?,
             _ => {}
         }
     }

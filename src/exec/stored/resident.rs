@@ -254,7 +254,8 @@ impl StoredIndex {
         &self,
         first: usize,
         most: usize,
-        (pool, job): (&Arc<dyn MemoryPool>, &Job),
+        pool: &Arc<dyn MemoryPool>,
+        job: &Job,
     ) -> Result<LoadedTables> {
         let (job, mut count) = (self.own_budget(pool, job), most);
         loop {

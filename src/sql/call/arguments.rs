@@ -8,7 +8,7 @@ use datafusion::sql::sqlparser::ast;
 
 use super::columns::ColumnArgument;
 use super::relation;
-use super::signature::{ArgumentKind, Signature};
+use super::signature::{ArgumentKind, CallSignature};
 
 /// The value of an argument, before its type is known.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ enum Value {
 /// The arguments of one call, checked against its signature.
 #[derive(Debug)]
 pub(in crate::sql) struct Arguments {
-    function: &'static Signature,
+    function: &'static CallSignature,
     inputs: Vec<(&'static str, LogicalPlan)>,
     values: Vec<(&'static str, Value)>,
 }
@@ -31,7 +31,7 @@ pub(in crate::sql) struct Arguments {
 impl Arguments {
     /// Checks arguments as the SQL parser returns them.
     pub fn from_sql(
-        function: &'static Signature,
+        function: &'static CallSignature,
         args: Vec<ast::FunctionArg>,
         context: &mut dyn RelationPlannerContext,
     ) -> Result<Self> {
@@ -65,7 +65,7 @@ impl Arguments {
 
     /// Checks the positional expressions that a plain table function receives.
     pub fn from_exprs(
-        function: &'static Signature,
+        function: &'static CallSignature,
         exprs: &[Expr],
         table: impl Fn(&Expr) -> Result<LogicalPlan>,
     ) -> Result<Self> {
@@ -165,7 +165,7 @@ impl Arguments {
 
 /// The name of an argument, if given, and its expression.
 fn split(
-    function: &Signature,
+    function: &CallSignature,
     arg: ast::FunctionArg,
     context: &dyn RelationPlannerContext,
 ) -> Result<(Option<&'static str>, ast::Expr)> {
@@ -185,7 +185,7 @@ fn split(
 }
 
 fn value(
-    function: &Signature,
+    function: &CallSignature,
     name: &str,
     arg: ast::Expr,
     context: &mut dyn RelationPlannerContext,
@@ -226,7 +226,7 @@ fn is_method(methods: &[&str], arg: &ast::Expr) -> bool {
 }
 
 /// The value of a positional expression; column names if the argument takes columns.
-fn columns_of(function: &Signature, name: &str, expr: &Expr) -> Value {
+fn columns_of(function: &CallSignature, name: &str, expr: &Expr) -> Value {
     match expr {
         Expr::Literal(value, _) if function.kind(name) == ArgumentKind::Columns => {
             match ColumnArgument::from_literal(value) {

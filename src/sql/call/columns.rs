@@ -267,7 +267,7 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
         for (label, expr, found) in exprs {
             let written = name_of(&expr).map_or_else(|| label.clone(), |name| quoted(&name));
             let (expr, found) = decode(expr, found, &of_nulls);
-            self.check((label.as_str(), written.as_str()), &found, is_list, vector_kind)?;
+            self.check(&label, &written, &found, is_list, vector_kind)?;
             names.push(self.place(expr, &label, vector_name, use_of));
         }
         Ok(match (is_list, <[String; 1]>::try_from(names)) {
@@ -318,7 +318,8 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
     /// Refuses a column without vectors, or a dimension without numbers.
     fn check(
         &self,
-        (label, written): (&str, &str),
+        label: &str,
+        written: &str,
         found: &DataType,
         is_dimension: bool,
         vector_kind: VectorKind,

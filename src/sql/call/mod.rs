@@ -17,7 +17,7 @@ pub(super) use function::Function;
 pub(super) use group_function::{GroupFunction, Labelled};
 pub(super) use relation::{from_expr, is_table_function, table_by_name};
 pub(super) use signature::{
-    Argument, ArgumentKind, CLUSTERED, GROUPED, LISTING, Signature, VECTOR, WEIGHT,
+    Argument, ArgumentKind, CLUSTERED, CallSignature, GROUPED, LISTING, VECTOR, WEIGHT,
 };
 pub(super) use values::{
     argument, boolean, check_kind, known_metric, metric, not_negative, number, numbers, positive,

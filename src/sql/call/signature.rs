@@ -9,7 +9,7 @@ pub(in crate::sql) const LISTING: &str = "neighbors_functions";
 
 /// A function's name and arguments.
 #[derive(Debug)]
-pub(in crate::sql) struct Signature {
+pub(in crate::sql) struct CallSignature {
     pub name: &'static str,
     /// The arguments, relations first. A single relation given by position is the last one.
     pub arguments: &'static [Argument],
@@ -101,7 +101,7 @@ impl ArgumentKind {
     }
 }
 
-impl Signature {
+impl CallSignature {
     /// The names of the positional arguments.
     pub(super) fn place<T>(
         &self,

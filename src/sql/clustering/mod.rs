@@ -20,7 +20,7 @@ use crate::exec::VectorColumn;
 /// The plan of a table function. `values` has the defaults of its arguments.
 pub(super) fn plan<F: ClusterCall>(
     output: F,
-    mut values: F::Arguments,
+    mut values: F::CallArguments,
     mut arguments: Arguments,
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
@@ -43,7 +43,7 @@ pub(super) fn on_frame<F: ClusterCall>(
     output: F,
     vector: Option<&VectorColumn>,
     weight: Option<&String>,
-    values: F::Arguments,
+    values: F::CallArguments,
 ) -> Result<DataFrame> {
     let (state, input) = frame.into_parts();
     let weight = weight.cloned().map(VectorColumn::Whole);
@@ -61,7 +61,7 @@ pub(super) fn label<F: ClusterCall>(
     input: LogicalPlan,
     vector: VectorColumn,
     groups: Vec<String>,
-    values: F::Arguments,
+    values: F::CallArguments,
 ) -> Result<LogicalPlan> {
     let node = ClusterNode::over(output, (vector, input), None, None, groups, values)?;
     Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
@@ -78,7 +78,7 @@ fn build<F: ClusterCall>(
     input: LogicalPlan,
     init: Option<LogicalPlan>,
     requested: &ClusterColumns,
-    values: F::Arguments,
+    values: F::CallArguments,
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
     let (function, has_rows) = (output.function(), output.has_rows());

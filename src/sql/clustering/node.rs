@@ -22,7 +22,7 @@ use crate::sql::options::NeighborsOptions;
 /// The calls of a family, implemented by the forms of its output.
 pub trait ClusterCall: ClusterFamily {
     /// The value arguments.
-    type Arguments: ClusterArguments;
+    type CallArguments: ClusterArguments;
 
     /// The name of the node.
     const NODE: &'static str;
@@ -36,7 +36,7 @@ pub trait ClusterCall: ClusterFamily {
     ///
     /// # Errors
     /// A literal that names no metric.
-    fn vector_kind(arguments: &Self::Arguments) -> Result<VectorKind>;
+    fn vector_kind(arguments: &Self::CallArguments) -> Result<VectorKind>;
 
     /// The parameters, once all arguments are literals. `has_init`: whether a relation gives the
     /// first centroids.
@@ -45,7 +45,7 @@ pub trait ClusterCall: ClusterFamily {
     /// Arguments without a value, or with an invalid one.
     fn params(
         function: &str,
-        arguments: &Self::Arguments,
+        arguments: &Self::CallArguments,
         has_init: bool,
         default_seed: u64,
     ) -> Result<Self::Params>;
@@ -68,7 +68,7 @@ pub struct ClusterNode<F: ClusterCall> {
     init: Option<(VectorColumn, LogicalPlan)>,
     weight: Option<String>,
     groups: Vec<String>,
-    arguments: F::Arguments,
+    arguments: F::CallArguments,
     schema: DFSchemaRef,
 }
 
@@ -79,7 +79,7 @@ impl<F: ClusterCall> ClusterNode<F> {
         init: Option<(VectorColumn, LogicalPlan)>,
         weight: Option<String>,
         groups: Vec<String>,
-        arguments: F::Arguments,
+        arguments: F::CallArguments,
     ) -> Result<Self> {
         let arguments = arguments.typed();
         let fields = input.1.schema().fields();
@@ -133,7 +133,7 @@ impl<F: ClusterCall> ClusterNode<F> {
     }
 
     /// The other arguments.
-    pub fn arguments(&self) -> &F::Arguments {
+    pub fn arguments(&self) -> &F::CallArguments {
         &self.arguments
     }
 

@@ -10,7 +10,7 @@ use datafusion::prelude::DataFrame;
 pub use self::arguments::DbscanArguments;
 use self::arguments::NAME;
 use super::call::{
-    Argument, ArgumentKind, CLUSTERED, Function, GROUPED, GroupFunction, Labelled, Signature,
+    Argument, ArgumentKind, CLUSTERED, CallSignature, Function, GROUPED, GroupFunction, Labelled,
     VECTOR, VectorKind, WEIGHT, known_metric,
 };
 use super::clustering::{self, ClusterCall, ClusterNode};
@@ -23,7 +23,7 @@ pub type DbscanNode = ClusterNode<DbscanOutput>;
 
 /// The table function `dbscan`.
 pub(super) static ROWS: Function = Function {
-    signature: Signature { name: NAME, arguments: ARGUMENTS },
+    signature: CallSignature { name: NAME, arguments: ARGUMENTS },
     plan: |arguments, resolve| {
         let values = DbscanArguments::from_params(&Dbscan::eps(0.0));
         clustering::plan(DbscanOutput::Table, values, arguments, resolve)
@@ -88,7 +88,7 @@ impl DbscanNode {
 }
 
 impl ClusterCall for DbscanOutput {
-    type Arguments = DbscanArguments;
+    type CallArguments = DbscanArguments;
 
     const NODE: &'static str = "Dbscan";
 

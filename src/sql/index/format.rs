@@ -132,11 +132,11 @@ impl FileFormat for IndexFormat {
             None => only_column("the input", &schema, metric)?,
         };
         let input_columns =
-            InputColumns::for_search("the input", (&vector, Some(metric)), schema.fields())?;
+            InputColumns::for_search("the input", &vector, Some(metric), schema.fields())?;
         check_kind(NAME, metric, &vector, input_columns.kind)?;
         KnnParams::try_new(params.k, metric)?;
-        let place = (conf.object_store_url.clone(), file_at(path)?);
-        let mut sink = IndexSink::new(schema, (input_columns, vector), params.clone(), place);
+        let (store, path) = (conf.object_store_url.clone(), file_at(path)?);
+        let mut sink = IndexSink::new(schema, input_columns, vector, params.clone(), store, path);
         if let Some(training) = &self.given.training {
             let plan = relation(training, state).await?;
             let vector = only_column("training", &plan.schema(), metric)?;

@@ -9,8 +9,8 @@ use datafusion::prelude::DataFrame;
 
 pub use self::arguments::KMeansArguments;
 use super::call::{
-    Argument, ArgumentKind, Arguments, CLUSTERED, Function, GROUPED, GroupFunction, Labelled,
-    Resolve, Signature, VECTOR, VectorKind, WEIGHT,
+    Argument, ArgumentKind, Arguments, CLUSTERED, CallSignature, Function, GROUPED, GroupFunction,
+    Labelled, Resolve, VECTOR, VectorKind, WEIGHT,
 };
 use super::clustering::{self, ClusterCall, ClusterNode};
 use crate::algo::kmeans::{Init, KMeansParams};
@@ -21,13 +21,13 @@ pub type KMeansNode = ClusterNode<KMeansOutput>;
 
 /// The table function `kmeans`.
 pub(super) static ROWS: Function = Function {
-    signature: Signature { name: "kmeans", arguments: ARGUMENTS },
+    signature: CallSignature { name: "kmeans", arguments: ARGUMENTS },
     plan: |arguments, resolve| plan(KMeansOutput::Table, arguments, resolve),
 };
 
 /// The table function `kmeans_centroids`.
 pub(super) static CENTROIDS: Function = Function {
-    signature: Signature { name: "kmeans_centroids", arguments: ARGUMENTS },
+    signature: CallSignature { name: "kmeans_centroids", arguments: ARGUMENTS },
     plan: |arguments, resolve| plan(KMeansOutput::Centroids, arguments, resolve),
 };
 
@@ -125,7 +125,7 @@ impl KMeansNode {
 }
 
 impl ClusterCall for KMeansOutput {
-    type Arguments = KMeansArguments;
+    type CallArguments = KMeansArguments;
 
     const NODE: &'static str = "KMeans";
 

@@ -17,7 +17,7 @@ use crate::exec::{VectorColumn, bucket_field, bucket_fields, row_buckets};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 use crate::sql::call::{
-    Arguments, ColumnResolver, Function, Resolve, Signature, VectorKind, VectorUse, argument,
+    Arguments, CallSignature, ColumnResolver, Function, Resolve, VectorKind, VectorUse, argument,
     check_kind, known_metric, metric,
 };
 use crate::sql::options::NeighborsOptions;
@@ -26,7 +26,7 @@ const NAME: &str = "lsh_buckets";
 
 /// The table function `lsh_buckets`.
 pub(in crate::sql) static BUCKETS: Function =
-    Function { signature: Signature { name: NAME, arguments: &signatures::BUCKETS }, plan };
+    Function { signature: CallSignature { name: NAME, arguments: &signatures::BUCKETS }, plan };
 
 fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
     let items = arguments.required_input("items")?;
@@ -152,7 +152,7 @@ impl ScalarUDFImpl for BucketsOfRow {
         let params = params(&LshArguments::from_values(given), metric, default_seed)?;
         let columns = vectors.iter().map(|vector| vector.to_array(args.number_rows));
         let columns = columns.collect::<Result<Vec<_>>>()?;
-        let buckets = row_buckets(&columns, (&self.vector, kind), metric, &params);
+        let buckets = row_buckets(&columns, &self.vector, kind, metric, &params);
         buckets.map(ColumnarValue::Array).map_err(|error| match error {
             // The row number would be relative to the batch.
             Error::BadRow { input, column, problem, .. } => {

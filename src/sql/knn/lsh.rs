@@ -6,7 +6,7 @@ use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, lit};
 
 use crate::algo::knn::LshParams;
-use crate::exec::KnnLsh;
+use crate::exec::{KnnLsh, LshSlot};
 use crate::metric::Metric;
 use crate::sql::call::{
     Arguments, argument, boolean, not_negative, number, numbers, positive, whole,
@@ -18,39 +18,15 @@ pub(super) const NAME: &str = "knn_lsh";
 /// The LSH arguments that are given; each may be a parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LshArguments {
-    /// Names and values, in the order of [`LshArguments::types`].
+    /// Names and values, in the order of [`KnnLsh::slots`].
     given: Vec<(&'static str, Expr)>,
 }
 
 impl LshArguments {
-    /// The names of all arguments, and the types of parameters in their place.
-    fn types() -> [(&'static str, DataType); 17] {
-        let numbers = DataType::new_list(DataType::Float64, true);
-        [
-            ("recall", DataType::Float64),
-            ("family", DataType::Utf8),
-            ("tables", DataType::Int64),
-            ("hashes", DataType::Int64),
-            ("width", DataType::Float64),
-            ("rounding", DataType::Utf8),
-            ("probes", DataType::Int64),
-            ("planes", DataType::Utf8),
-            ("zero_sum", DataType::Boolean),
-            ("centre", DataType::Boolean),
-            ("box_radius", DataType::Float64),
-            ("method", DataType::Utf8),
-            ("bits", DataType::Int64),
-            ("errors", DataType::Int64),
-            ("weights", numbers),
-            ("score", DataType::Float64),
-            ("seed", DataType::Int64),
-        ]
-    }
-
     fn new(mut value: impl FnMut(&str) -> Result<Option<Expr>>) -> Result<Self> {
         let mut given = Vec::new();
-        for (name, wanted) in Self::types() {
-            given.extend(value(name)?.map(|expr| (name, argument(expr, wanted))));
+        for (name, slot) in KnnLsh::k(1).slots() {
+            given.extend(value(name)?.map(|expr| (name, argument(expr, type_of(&slot)))));
         }
         Ok(Self { given })
     }
@@ -66,30 +42,10 @@ impl LshArguments {
     }
 
     /// The arguments equivalent to `params`.
-    pub(super) fn from_params(params: &KnnLsh) -> Result<Self> {
-        let whole = |number: Option<u64>| number.map(|n| lit(ScalarValue::UInt64(Some(n))));
-        Self::new(|name| {
-            Ok(match name {
-                "recall" => params.recall.map(lit),
-                "family" => params.family.clone().map(lit),
-                "tables" => whole(params.tables),
-                "hashes" => whole(params.hashes),
-                "width" => params.width.map(lit),
-                "rounding" => params.rounding.clone().map(lit),
-                "probes" => whole(params.probes),
-                "planes" => params.planes.clone().map(lit),
-                "zero_sum" => params.zero_sum.map(lit),
-                "centre" => params.centre.map(lit),
-                "box_radius" => params.box_radius.map(lit),
-                "method" => params.method.clone().map(lit),
-                "bits" => whole(params.bits),
-                "errors" => whole(params.errors),
-                "weights" => params.weights.as_deref().map(list),
-                "score" => params.score.map(lit),
-                "seed" => whole(params.seed),
-                _ => None,
-            })
-        })
+    pub(super) fn from_params(params: &KnnLsh) -> Self {
+        let mut params = params.clone();
+        let slots = params.slots().into_iter();
+        Self { given: slots.filter_map(|(name, slot)| Some((name, literal(slot)?))).collect() }
     }
 
     /// The given arguments with their names.
@@ -120,25 +76,16 @@ impl LshArguments {
     pub(super) fn given(&self, function: &str, metric: Metric) -> Result<KnnLsh> {
         let mut params = KnnLsh::k(1).metric(metric);
         for (name, expr) in self.all() {
-            match name {
-                "recall" => params.recall = Some(number(function, name, expr)?),
-                "family" => params.family = Some(text(function, name, expr)?),
-                "tables" => params.tables = Some(count(function, name, expr)?),
-                "hashes" => params.hashes = Some(count(function, name, expr)?),
-                "width" => params.width = Some(not_negative(function, name, expr)?),
-                "rounding" => params.rounding = Some(text(function, name, expr)?),
-                "probes" => params.probes = Some(count(function, name, expr)?),
-                "planes" => params.planes = Some(text(function, name, expr)?),
-                "zero_sum" => params.zero_sum = Some(boolean(function, name, expr)?),
-                "centre" => params.centre = Some(boolean(function, name, expr)?),
-                "box_radius" => params.box_radius = Some(not_negative(function, name, expr)?),
-                "method" => params.method = Some(text(function, name, expr)?),
-                "bits" => params.bits = Some(count(function, name, expr)?),
-                "errors" => params.errors = Some(whole(function, name, expr)?),
-                "weights" => params.weights = Some(numbers(function, name, expr)?),
-                "score" => params.score = Some(number(function, name, expr)?),
-                "seed" => params.seed = Some(whole(function, name, expr)?),
-                _ => return plan_err!("{function}: unknown argument '{name}'"),
+            let slot = params.slots().into_iter().find(|(known, _)| *known == name);
+            match slot.map(|(_, slot)| slot) {
+                Some(LshSlot::Count(slot)) => *slot = Some(count(function, name, expr)?),
+                Some(LshSlot::Whole(slot)) => *slot = Some(whole(function, name, expr)?),
+                Some(LshSlot::Number(slot)) => *slot = Some(number(function, name, expr)?),
+                Some(LshSlot::Length(slot)) => *slot = Some(not_negative(function, name, expr)?),
+                Some(LshSlot::Numbers(slot)) => *slot = Some(numbers(function, name, expr)?),
+                Some(LshSlot::Flag(slot)) => *slot = Some(boolean(function, name, expr)?),
+                Some(LshSlot::Name(slot)) => *slot = Some(text(function, name, expr)?),
+                None => return plan_err!("{function}: unknown argument '{name}'"),
             }
         }
         Ok(params)
@@ -148,6 +95,30 @@ impl LshArguments {
     pub(super) fn is_open(&self) -> bool {
         let is_given = |name| self.all().any(|(given, _)| given == name);
         !(is_given("tables") && is_given("hashes") && is_given("width"))
+    }
+}
+
+/// The type of a parameter in place of a value.
+fn type_of(slot: &LshSlot<'_>) -> DataType {
+    match slot {
+        LshSlot::Count(_) | LshSlot::Whole(_) => DataType::Int64,
+        LshSlot::Number(_) | LshSlot::Length(_) => DataType::Float64,
+        LshSlot::Numbers(_) => DataType::new_list(DataType::Float64, true),
+        LshSlot::Flag(_) => DataType::Boolean,
+        LshSlot::Name(_) => DataType::Utf8,
+    }
+}
+
+/// The value as an expression, if it is given.
+fn literal(slot: LshSlot<'_>) -> Option<Expr> {
+    match slot {
+        LshSlot::Count(slot) | LshSlot::Whole(slot) => {
+            slot.map(|number| lit(ScalarValue::UInt64(Some(number))))
+        }
+        LshSlot::Number(slot) | LshSlot::Length(slot) => slot.map(lit),
+        LshSlot::Numbers(slot) => slot.as_deref().map(list),
+        LshSlot::Flag(slot) => slot.map(lit),
+        LshSlot::Name(slot) => slot.take().map(lit),
     }
 }
 

@@ -15,12 +15,12 @@ use datafusion::prelude::DataFrame;
 
 pub(super) use self::buckets::BUCKETS;
 pub use self::lsh::LshArguments;
-use self::node::EXACT_NAME;
 pub use self::node::KnnNode;
+use self::node::{EXACT_NAME, KnnInputs};
 pub(super) use self::pushdown::PushIntoKnn;
 use super::call::{
-    Arguments, ColumnArgument, ColumnResolver, Function, Resolve, Signature, VectorKind, VectorUse,
-    argument, boolean, known_metric, resolve_with,
+    Arguments, CallSignature, ColumnArgument, ColumnResolver, Function, Resolve, VectorKind,
+    VectorUse, argument, boolean, known_metric, resolve_with,
 };
 use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
@@ -28,28 +28,30 @@ use crate::sql::index::table::metric_of;
 
 /// The table function `knn_exact`.
 pub(super) static EXACT: Function = Function {
-    signature: Signature { name: EXACT_NAME, arguments: &signatures::EXACT },
-    plan: |mut arguments, resolve| plan((EXACT_NAME, None), &mut arguments, resolve),
+    signature: CallSignature { name: EXACT_NAME, arguments: &signatures::EXACT },
+    plan: |mut arguments, resolve| plan(None, &mut arguments, resolve),
 };
 
 /// The table function `knn_lsh`.
 pub(super) static LSH: Function = Function {
-    signature: Signature { name: lsh::NAME, arguments: &signatures::LSH },
+    signature: CallSignature { name: lsh::NAME, arguments: &signatures::LSH },
     plan: |mut arguments, resolve| {
-        let called = (lsh::NAME, Some(LshArguments::from_call(&arguments)?));
-        plan(called, &mut arguments, resolve)
+        let lsh = LshArguments::from_call(&arguments)?;
+        plan(Some(lsh), &mut arguments, resolve)
     },
 };
 
-/// A function's name, and its LSH arguments for `knn_lsh`.
-type Called = (&'static str, Option<LshArguments>);
+/// The name of the function with these arguments: `knn_lsh` if there are LSH arguments.
+fn name(lsh: Option<&LshArguments>) -> &'static str {
+    if lsh.is_some() { lsh::NAME } else { EXACT_NAME }
+}
 
 fn plan(
-    called: Called,
+    lsh: Option<LshArguments>,
     arguments: &mut Arguments,
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
-    let name = called.0;
+    let name = name(lsh.as_ref());
     let base = arguments.required_input("base")?;
     let queries = arguments.input("queries");
     let k = arguments.required_value("k")?;
@@ -69,7 +71,7 @@ fn plan(
     }
     let of_base = arguments.columns("base_vector")?.or_else(|| both.clone());
     let asked = of_base.as_ref().map(ColumnArgument::names);
-    let metric = match (arguments.value("metric")?, &called.1) {
+    let metric = match (arguments.value("metric")?, &lsh) {
         (Some(given), _) => given,
         (None, Some(_)) => lit(metric_of(&base, asked.as_deref())?.unwrap_or_default().name()),
         (None, None) => lit(Metric::default().name()),
@@ -80,7 +82,14 @@ fn plan(
         base: of_base,
         keep,
     };
-    build(called, (queries, base, training), &vectors, (k, metric), resolve)
+    build(Relations { queries, base, training }, &vectors, k, metric, lsh, resolve)
+}
+
+/// The relations of a call.
+struct Relations {
+    queries: Option<LogicalPlan>,
+    base: LogicalPlan,
+    training: Option<LogicalPlan>,
 }
 
 /// The requested vector columns.
@@ -92,12 +101,14 @@ struct Vectors {
 }
 
 fn build(
-    (name, lsh): Called,
-    (queries, base, training): (Option<LogicalPlan>, LogicalPlan, Option<LogicalPlan>),
+    Relations { queries, base, training }: Relations,
     vectors: &Vectors,
-    (k, metric): (Expr, Expr),
+    k: Expr,
+    metric: Expr,
+    lsh: Option<LshArguments>,
     resolve: &mut Resolve<'_>,
 ) -> Result<LogicalPlan> {
+    let name = name(lsh.as_ref());
     let metric = argument(metric, DataType::Utf8);
     let vector_kind = VectorKind::under(known_metric(name, &metric)?);
     let use_of = if vectors.keep { VectorUse::Copied } else { VectorUse::Taken };
@@ -122,7 +133,7 @@ fn build(
         Some(plan) => Some(side("training", plan, vectors.training.as_ref())?),
         None => None,
     };
-    let node = KnnNode::new((queries, base, training), (k, metric), lsh)?;
+    let node = KnnNode::new(KnnInputs { queries, base, training }, k, metric, lsh)?;
     LogicalPlanBuilder::from(node.into_plan()).alias(name)?.build()
 }
 
@@ -198,51 +209,51 @@ pub trait KnnExt: Sized {
 impl KnnExt for DataFrame {
     fn knn_exact(self, base: Self, params: KnnExact) -> Result<Self> {
         let (state, queries) = self.into_parts();
-        let inputs = (Some(queries), base.into_unoptimized_plan());
-        let plan = from_params(&state, inputs, params, (EXACT_NAME, None))?;
+        let plan = from_params(&state, Some(queries), base.into_unoptimized_plan(), params, None)?;
         Ok(Self::new(state, plan))
     }
 
     fn knn_exact_self(self, params: KnnExact) -> Result<Self> {
         let (state, base) = self.into_parts();
-        let plan = from_params(&state, (None, base), params, (EXACT_NAME, None))?;
+        let plan = from_params(&state, None, base, params, None)?;
         Ok(Self::new(state, plan))
     }
 
     fn knn_lsh(self, base: Self, params: KnnLsh) -> Result<Self> {
         let (state, queries) = self.into_parts();
-        let inputs = (Some(queries), base.into_unoptimized_plan());
-        let plan = from_lsh_params(&state, inputs, params)?;
+        let plan = from_lsh_params(&state, Some(queries), base.into_unoptimized_plan(), params)?;
         Ok(Self::new(state, plan))
     }
 
     fn knn_lsh_self(self, params: KnnLsh) -> Result<Self> {
         let (state, base) = self.into_parts();
-        let plan = from_lsh_params(&state, (None, base), params)?;
+        let plan = from_lsh_params(&state, None, base, params)?;
         Ok(Self::new(state, plan))
     }
 }
 
 fn from_params(
     state: &SessionState,
-    inputs: (Option<LogicalPlan>, LogicalPlan),
+    queries: Option<LogicalPlan>,
+    base: LogicalPlan,
     KnnExact { k, metric, vector }: KnnExact,
-    called: Called,
+    lsh: Option<LshArguments>,
 ) -> Result<LogicalPlan> {
     let k = i64::try_from(k).map_err(|_| plan_datafusion_err!("k is {k}, which is too large"))?;
     let vector = vector.as_ref().map(ColumnArgument::from_names);
-    let (queries, training) = (vector.clone(), None);
-    let vectors = Vectors { queries, base: vector, training, keep: false };
-    let values = (lit(k), lit(metric.name()));
-    build(called, (inputs.0, inputs.1, None), &vectors, values, &mut resolve_with(state))
+    let vectors = Vectors { queries: vector.clone(), base: vector, training: None, keep: false };
+    let relations = Relations { queries, base, training: None };
+    let metric = lit(metric.name());
+    build(relations, &vectors, lit(k), metric, lsh, &mut resolve_with(state))
 }
 
 fn from_lsh_params(
     state: &SessionState,
-    inputs: (Option<LogicalPlan>, LogicalPlan),
+    queries: Option<LogicalPlan>,
+    base: LogicalPlan,
     params: KnnLsh,
 ) -> Result<LogicalPlan> {
-    let called = (lsh::NAME, Some(LshArguments::from_params(&params)?));
+    let lsh = LshArguments::from_params(&params);
     let KnnLsh { k, metric, vector, .. } = params;
-    from_params(state, inputs, KnnExact { k, metric, vector }, called)
+    from_params(state, queries, base, KnnExact { k, metric, vector }, Some(lsh))
 }

@@ -52,7 +52,7 @@ impl KnnNode {
         k: Expr,
         metric: Expr,
     ) -> Result<Self> {
-        Self::new((queries, base, None), (k, metric), None)
+        Self::new(KnnInputs { queries, base, training: None }, k, metric, None)
     }
 
     /// The same join by locality-sensitive hashing.
@@ -60,8 +60,8 @@ impl KnnNode {
     /// # Errors
     /// Literals that are invalid.
     pub fn with_lsh(self, lsh: LshArguments) -> Result<Self> {
-        let inputs = (self.queries, self.base, self.training);
-        Self::new(inputs, (self.k, self.metric), Some(lsh))
+        let Self { queries, base, training, k, metric, .. } = self;
+        Self::new(KnnInputs { queries, base, training }, k, metric, Some(lsh))
     }
 
     /// The same join with hyperplanes trained on these rows.
@@ -69,7 +69,8 @@ impl KnnNode {
     /// # Errors
     /// Columns that are missing or hold no vectors; literals that are invalid.
     pub fn with_training(self, training: (VectorColumn, LogicalPlan)) -> Result<Self> {
-        Self::new((self.queries, self.base, Some(training)), (self.k, self.metric), self.lsh)
+        let Self { queries, base, k, metric, lsh, .. } = self;
+        Self::new(KnnInputs { queries, base, training: Some(training) }, k, metric, lsh)
     }
 
     /// An exact or LSH join; hyperplanes are trained on the third input, if there is one.
@@ -77,17 +78,19 @@ impl KnnNode {
     /// # Errors
     /// Columns that are missing or hold no vectors; literals that are invalid.
     pub(super) fn new(
-        inputs: Inputs,
-        values: (Expr, Expr),
+        inputs: KnnInputs,
+        k: Expr,
+        metric: Expr,
         lsh: Option<LshArguments>,
     ) -> Result<Self> {
-        let has_index = index_of(&inputs.1.1).is_some();
-        Self::checked(inputs, values, lsh, has_index)
+        let has_index = index_of(&inputs.base.1).is_some();
+        Self::checked(inputs, k, metric, lsh, has_index)
     }
 
     fn checked(
-        (queries, base, training): Inputs,
-        (k, metric): (Expr, Expr),
+        KnnInputs { queries, base, training }: KnnInputs,
+        k: Expr,
+        metric: Expr,
         lsh: Option<LshArguments>,
         has_index: bool,
     ) -> Result<Self> {
@@ -256,12 +259,13 @@ impl KnnNode {
     }
 }
 
-/// The queries, the base, and the rows that hyperplanes are trained on.
-type Inputs = (
-    Option<(VectorColumn, LogicalPlan)>,
-    (VectorColumn, LogicalPlan),
-    Option<(VectorColumn, LogicalPlan)>,
-);
+/// The inputs of a join, each with its vector columns.
+pub(super) struct KnnInputs {
+    pub queries: Option<(VectorColumn, LogicalPlan)>,
+    pub base: (VectorColumn, LogicalPlan),
+    /// The rows that hyperplanes are trained on.
+    pub training: Option<(VectorColumn, LogicalPlan)>,
+}
 
 /// The roles of an input's columns, and the element kind of its vectors.
 fn input_columns(
@@ -269,7 +273,7 @@ fn input_columns(
     (vector, plan): &(VectorColumn, LogicalPlan),
     metric: Option<Metric>,
 ) -> Result<(InputColumns, ElementKind)> {
-    let input_columns = InputColumns::for_search(name, (vector, metric), plan.schema().fields())?;
+    let input_columns = InputColumns::for_search(name, vector, metric, plan.schema().fields())?;
     let kind = input_columns.kind;
     Ok((input_columns, kind))
 }
@@ -390,7 +394,8 @@ impl UserDefinedLogicalNodeCore for KnnNode {
             return plan_err!("{} lost an argument", self.function());
         };
         let lsh = self.lsh.as_ref().map(|lsh| lsh.with(exprs)).transpose()?;
-        Self::checked((queries, base, training), (k, metric), lsh, self.has_index)
+        let inputs = KnnInputs { queries, base, training };
+        Self::checked(inputs, k, metric, lsh, self.has_index)
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
