@@ -190,17 +190,16 @@ fn wrong_lists_are_refused() {
     };
     let (queries, base) = (any(3), any(40));
     for metric in &Metric::ALL[..6] {
-        let (rows, distances) = nearest_by_definition(*metric, (&queries, &base), 5, |_| None);
+        let (rows, distances) = nearest_by_definition(*metric, &queries, &base, 5, |_| None);
         let check = |rows: &[u32], distances: &[f64]| {
-            let answer = (rows, distances);
-            check_lists(&mut Rng(1), *metric, (&queries, &base), |_| None, answer)
+            check_lists(&mut Rng(1), *metric, &queries, &base, |_| None, rows, distances)
         };
         assert_eq!(check(&rows, &distances), Ok(()), "{metric}");
         let pair = |i: usize| (i as u32 / 5, rows[i], distances[i]);
         let mut pairs: Vec<_> = (0..15).map(pair).collect();
-        assert_eq!(check_pairs(&mut Rng(1), *metric, (&queries, &base), &pairs), Ok(()));
+        assert_eq!(check_pairs(&mut Rng(1), *metric, &queries, &base, &pairs), Ok(()));
         pairs[7].2 = pairs[8].2;
-        assert!(check_pairs(&mut Rng(1), *metric, (&queries, &base), &pairs).is_err(), "{metric}");
+        assert!(check_pairs(&mut Rng(1), *metric, &queries, &base, &pairs).is_err(), "{metric}");
 
         let (mut swapped, mut with) = (rows.clone(), distances.clone());
         swapped.swap(6, 7);

@@ -86,7 +86,7 @@ proptest! {
         let y = kind.rows(seed ^ 1, base, dim);
         let found = knn_exact(&cpu(), &vectors(&y, narrow), Some(&vectors(&x, narrow)),
             &KnnExact::k(k as u64).metric(metric)).expect("an answer");
-        let (rows, distances) = nearest_by_definition(metric, (&x, &y), k, |_| None);
+        let (rows, distances) = nearest_by_definition(metric, &x, &y, k, |_| None);
         let wanted: Vec<_> = rows.into_iter().zip(distances).collect();
         for (q, list) in lists(&found) {
             prop_assert_eq!(&list, &wanted[q as usize * k.min(base)..][..k.min(base)]);

@@ -66,7 +66,7 @@ fn bits(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
 fn many(device: &AnyDevice) -> Result<(), Failed> {
     let base = matrix_f32(&Kind::Normal.rows(3, 3000, 9), 9, Metric::L2);
     let (starts, rows) = candidates(7, 2000, 3000, 300);
-    compare(device, (&base.slice(500..2500), &base), Metric::L2, (&starts, &rows))
+    compare(device, &base.slice(500..2500), &base, Metric::L2, &starts, &rows)
 }
 
 /// Invalid candidates are errors.
@@ -106,18 +106,20 @@ fn candidates(seed: u64, queries: usize, base: usize, most: u64) -> (Vec<usize>,
 
 fn check(device: &AnyDevice, queries: &Rows, base: &Rows, metric: Metric) -> Result<(), Failed> {
     let (starts, rows) = candidates(base.len() as u64, queries.len(), base.len(), 70);
-    compare(device, (queries, base), metric, (&starts, &rows))?;
+    compare(device, queries, base, metric, &starts, &rows)?;
     // The queries are a slice of the base.
     let own = base.len() / 2..base.len();
     let (starts, rows) = candidates(5, own.len(), base.len(), 20);
-    compare(device, (&base.slice(own), base), metric, (&starts, &rows))
+    compare(device, &base.slice(own), base, metric, &starts, &rows)
 }
 
 fn compare(
     device: &AnyDevice,
-    (queries, base): (&Rows, &Rows),
+    queries: &Rows,
+    base: &Rows,
     metric: Metric,
-    (starts, rows): (&[usize], &[u32]),
+    starts: &[usize],
+    rows: &[u32],
 ) -> Result<(), Failed> {
     let (candidates, job) = (Candidates::new(starts, rows), Job::default());
     let found = device.run(Among { queries, base, metric, candidates, job: &job })?;

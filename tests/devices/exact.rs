@@ -148,7 +148,7 @@ fn check(
             let rows = (rows(&queries), rows(&base));
             let found = device.run(Search { rows, metric, k: *k, first, job: &job })?;
             let own = |query| first.map(|first| first + query);
-            let wanted = nearest_by_definition(metric, (&queries, &base), *k, own);
+            let wanted = nearest_by_definition(metric, &queries, &base, *k, own);
             let found = (found.rows, found.distances);
             if found != (wanted.0.clone(), Distances::F64(wanted.1.clone())) {
                 let Distances::F64(distances) = &found.1 else { return Err("not float64".into()) };

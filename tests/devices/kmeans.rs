@@ -392,7 +392,7 @@ fn weighted(device: &AnyDevice) -> Result<(), Failed> {
                     let mut params = KMeansParams::try_new(k, metric)?;
                     (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 6);
                     let (weights, start) = (Some(&*weights), rows.slice(0..k as usize));
-                    same_weighted_clusters(device, (&rows, weights), Some(&start), &params)
+                    same_weighted_clusters(device, &rows, weights, Some(&start), &params)
                         .map_err(|e| format!("{metric}, dim {dim}, weights {kind}: {e:?}"))?;
                 }
             }
@@ -448,12 +448,13 @@ pub fn same_clusters(
     start: Option<&Rows>,
     params: &KMeansParams,
 ) -> Result<(), Failed> {
-    same_weighted_clusters(device, (rows, None), start, params)
+    same_weighted_clusters(device, rows, None, start, params)
 }
 
 fn same_weighted_clusters(
     device: &AnyDevice,
-    (rows, weights): (&Rows, Option<&[f64]>),
+    rows: &Rows,
+    weights: Option<&[f64]>,
     start: Option<&Rows>,
     params: &KMeansParams,
 ) -> Result<(), Failed> {

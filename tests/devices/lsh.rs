@@ -108,12 +108,12 @@ fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Fai
                     params.width = Some(width_of(*kind, metric));
                     params.rounding = [Rounding::Floor, Rounding::Zero][i % 2];
                 }
-                check(device, (&base, queries.as_ref()), k, &params, metric)?;
+                check(device, &base, queries.as_ref(), k, &params, metric)?;
                 if family == Family::Hyperplane && hashes < dim {
                     (params.planes, params.is_zero_sum) = (Planes::Orthogonal, i % 2 == 0);
-                    check(device, (&base, queries.as_ref()), k, &params, metric)?;
+                    check(device, &base, queries.as_ref(), k, &params, metric)?;
                     params.is_centred = true;
-                    check(device, (&base, queries.as_ref()), k, &params, metric)?;
+                    check(device, &base, queries.as_ref(), k, &params, metric)?;
                 }
             }
         }
@@ -140,18 +140,18 @@ fn many_rows(device: &AnyDevice, family: Family) -> Result<(), Failed> {
         if family == Family::Bits && hashes == 18 {
             let mut params = params.clone();
             params.scoring = Some(Scoring { weights: vec![18.0, 17.0, 16.0], score: 15.0 });
-            check(device, (&base, Some(&queries)), 3, &params, metric)?;
+            check(device, &base, Some(&queries), 3, &params, metric)?;
             (params.scoring, params.probes) = (None, 100);
-            check(device, (&base, Some(&queries)), 3, &params, metric)?;
+            check(device, &base, Some(&queries), 3, &params, metric)?;
         }
         let lengths = [1, 8, 12, 40, 100];
-        let of_queries = Wanted::new((&base, Some(&queries)), lengths[4], &params, metric);
+        let of_queries = Wanted::new(&base, Some(&queries), lengths[4], &params, metric);
         // The first rows of a join with itself: as queries they find themselves, too.
         let first = base.slice(0..asked);
-        let of_first = by_definition((&base, Some(&first)), lengths[4] + 1, &params, metric);
+        let of_first = by_definition(&base, Some(&first), lengths[4] + 1, &params, metric);
         for k in lengths {
-            check_against(device, (&base, Some(&queries)), k, &params, &of_queries)?;
-            let found = lists(&search(device, (&base, None), k, &params, metric)?);
+            check_against(device, &base, Some(&queries), k, &params, &of_queries)?;
+            let found = lists(&search(device, &base, None, k, &params, metric)?);
             for (row, (found, mut wanted)) in found.into_iter().zip(of_first.clone()).enumerate() {
                 let itself = wanted.iter().position(|(other, _)| *other as usize == row);
                 itself.map(|at| wanted.remove(at));
@@ -174,7 +174,7 @@ fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
         for (tables, hashes) in [(1, 1), (5, 2), (3, 7)] {
             let mut params = LshParams::try_new(Metric::Jaccard, None)?;
             (params.tables, params.hashes) = (Some(tables), Some(hashes));
-            check(device, (&base, queries.as_ref()), *k, &params, Metric::Jaccard)?;
+            check(device, &base, queries.as_ref(), *k, &params, Metric::Jaccard)?;
         }
         // Nothing collides with sets that have nothing in common.
         if matches!(kind, SetKind::Disjoint | SetKind::OneLarge) {
@@ -182,8 +182,7 @@ fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
         }
         // Chosen: all that is found is right, and as much as asked for.
         let params = LshParams::try_new(Metric::Jaccard, None)?;
-        let found =
-            lists(&search(device, (&base, queries.as_ref()), *k, &params, Metric::Jaccard)?);
+        let found = lists(&search(device, &base, queries.as_ref(), *k, &params, Metric::Jaccard)?);
         let asked = queries.as_ref().unwrap_or(&base);
         let first = queries.is_none().then_some(0);
         let (wanted, _) = exact_oracle(asked, &base, Metric::Jaccard, *k, first);
@@ -216,18 +215,13 @@ fn width_of(kind: Kind, metric: Metric) -> f64 {
 
 fn check(
     device: &AnyDevice,
-    (base, queries): (&Rows, Option<&Rows>),
+    base: &Rows,
+    queries: Option<&Rows>,
     k: usize,
     params: &LshParams,
     metric: Metric,
 ) -> Result<(), Failed> {
-    check_against(
-        device,
-        (base, queries),
-        k,
-        params,
-        &Wanted::new((base, queries), k, params, metric),
-    )
+    check_against(device, base, queries, k, params, &Wanted::new(base, queries, k, params, metric))
 }
 
 /// Neighbours by the definition for lists of up to `k`, with the sizes of the tables.
@@ -238,9 +232,15 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn new(sides: (&Rows, Option<&Rows>), k: usize, params: &LshParams, metric: Metric) -> Self {
-        let lists = by_definition(sides, k, params, metric);
-        Self { metric, lists, sizes: sizes(sides, params, metric) }
+    fn new(
+        base: &Rows,
+        queries: Option<&Rows>,
+        k: usize,
+        params: &LshParams,
+        metric: Metric,
+    ) -> Self {
+        let lists = by_definition(base, queries, k, params, metric);
+        Self { metric, lists, sizes: sizes(base, queries, params, metric) }
     }
 
     /// The first of each list.
@@ -251,13 +251,14 @@ impl Wanted {
 
 fn check_against(
     device: &AnyDevice,
-    (base, queries): (&Rows, Option<&Rows>),
+    base: &Rows,
+    queries: Option<&Rows>,
     k: usize,
     params: &LshParams,
     wanted: &Wanted,
 ) -> Result<(), Failed> {
     let metric = wanted.metric;
-    let (found, index) = search_and_index(device, (base, queries), k, params, metric)?;
+    let (found, index) = search_and_index(device, base, queries, k, params, metric)?;
     let (rows, dim) = (base.len(), base.matrix().dim());
     let what = || format!("{metric}, {params}, {rows} rows of {dim}");
     if lists(&found) != wanted.first(k) {
@@ -294,7 +295,7 @@ fn on_boundaries(device: &AnyDevice) -> Result<(), Failed> {
             (params.tables, params.hashes, params.seed) = (Some(1), Some(1), 3);
             params.width = Some(width);
             params.rounding = [Rounding::Floor, Rounding::Zero][whole % 2];
-            check(device, (&base, None), 5, &params, Metric::L2)?;
+            check(device, &base, None, 5, &params, Metric::L2)?;
         }
         if hits < 20 {
             return Err(format!("only {hits} quotients are whole numbers").into());
@@ -328,10 +329,10 @@ fn near_boundaries(device: &AnyDevice, family: Family) -> Result<(), Failed> {
             if family == Family::PStable {
                 params.width = Some(width);
             }
-            check(device, (&base, None), 5, &params, Metric::L2)?;
-            check(device, (&base, Some(&base.slice(0..64))), 5, &params, Metric::L2)?;
+            check(device, &base, None, 5, &params, Metric::L2)?;
+            check(device, &base, Some(&base.slice(0..64)), 5, &params, Metric::L2)?;
             (params.tables, params.hashes) = (Some(2), Some(21));
-            check(device, (&base, None), 5, &params, Metric::L2)?;
+            check(device, &base, None, 5, &params, Metric::L2)?;
         }
     }
     Ok(())
@@ -340,13 +341,14 @@ fn near_boundaries(device: &AnyDevice, family: Family) -> Result<(), Failed> {
 /// How many buckets all tables have, the rows of the largest, and how many rows queries visit in those that
 /// they look at. A row that is alone in its bucket visits nothing there.
 fn sizes(
-    (base, queries): (&Rows, Option<&Rows>),
+    base: &Rows,
+    queries: Option<&Rows>,
     params: &LshParams,
     metric: Metric,
 ) -> (usize, usize, u64) {
     let looks_at_own = queries.is_none() && params.probes == 1;
     let (mut buckets, mut largest, mut visited) = (0, 0, 0);
-    for (of_base, looked_at) in keys_of((base, queries), params, metric) {
+    for (of_base, looked_at) in keys_of(base, queries, params, metric) {
         let mut sizes = BTreeMap::new();
         of_base.iter().for_each(|key| *sizes.entry(*key).or_insert(0) += 1);
         buckets += sizes.len();
@@ -359,7 +361,8 @@ fn sizes(
 
 /// For each table the key of each base row, and those that each query looks at.
 fn keys_of(
-    (base, queries): (&Rows, Option<&Rows>),
+    base: &Rows,
+    queries: Option<&Rows>,
     params: &LshParams,
     metric: Metric,
 ) -> Vec<(Vec<u64>, Vec<Vec<u64>>)> {
@@ -391,17 +394,19 @@ fn keys_of(
 
 fn search(
     device: &AnyDevice,
-    sides: (&Rows, Option<&Rows>),
+    base: &Rows,
+    queries: Option<&Rows>,
     k: usize,
     params: &LshParams,
     metric: Metric,
 ) -> Result<SearchResult, Error> {
-    Ok(search_and_index(device, sides, k, params, metric)?.0)
+    Ok(search_and_index(device, base, queries, k, params, metric)?.0)
 }
 
 fn search_and_index(
     device: &AnyDevice,
-    (base, queries): (&Rows, Option<&Rows>),
+    base: &Rows,
+    queries: Option<&Rows>,
     k: usize,
     params: &LshParams,
     metric: Metric,
@@ -432,7 +437,8 @@ fn lists(found: &SearchResult) -> Vec<Vec<(u32, f64)>> {
 }
 
 fn by_definition(
-    (base, queries): (&Rows, Option<&Rows>),
+    base: &Rows,
+    queries: Option<&Rows>,
     k: usize,
     params: &LshParams,
     metric: Metric,
@@ -442,7 +448,7 @@ fn by_definition(
     let mut scores = vec![vec![0.0; base.len()]; asked.len()];
     let hasher = Hasher::new((params.family, metric), params.seed, base.matrix().dim());
     for (table, (of_base, looked_at)) in
-        keys_of((base, queries), params, metric).into_iter().enumerate()
+        keys_of(base, queries, params, metric).into_iter().enumerate()
     {
         let hashes = params.hashes.expect("given");
         let functions = hasher.functions(table, hashes, &Job::default()).expect("functions");
@@ -508,7 +514,7 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
                 params.check(None)?;
                 let limit = params.box_radius.unwrap_or(0.0);
                 let asked = (!is_self).then_some(queries);
-                let found = lists(&search(device, (&base, asked), rows, &params, metric)?);
+                let found = lists(&search(device, &base, asked, rows, &params, metric)?);
                 for (query, found) in found.iter().enumerate() {
                     let found: BTreeSet<u32> = found.iter().map(|(row, _)| *row).collect();
                     // By the true distance, or by the one that would be returned.
@@ -582,8 +588,8 @@ fn scored(device: &AnyDevice) -> Result<(), Failed> {
         (params.tables, params.hashes) = (Some(tables), Some(bits));
         params.scoring = Some(Scoring { weights: weights.to_vec(), score });
         params.check(None)?;
-        check(device, (&base, Some(&queries)), 300, &params, Metric::Hamming)?;
-        check(device, (&base, None), 5, &params, Metric::Hamming)?;
+        check(device, &base, Some(&queries), 300, &params, Metric::Hamming)?;
+        check(device, &base, None, 5, &params, Metric::Hamming)?;
     }
     Ok(())
 }
@@ -598,11 +604,11 @@ fn little_memory() -> Result<(), Failed> {
     // Tables for several probes are built on the host.
     params.probes = 2;
     let k = 5;
-    let wanted = search(&AnyDevice::cpu(), (&base, Some(&queries)), k, &params, metric)?;
+    let wanted = search(&AnyDevice::cpu(), &base, Some(&queries), k, &params, metric)?;
     let (mut at_once, mut in_turn) = (0, 0);
     for bytes in (400 << 10..4 << 20).step_by(100 << 10) {
         let device = AnyDevice::cuda(0, bytes)?;
-        match search(&device, (&base, Some(&queries)), k, &params, metric) {
+        match search(&device, &base, Some(&queries), k, &params, metric) {
             Ok(found) => {
                 if lists(&found) != lists(&wanted) {
                     return Err(format!("other neighbours with {bytes} bytes").into());
@@ -680,7 +686,7 @@ fn many(device: &AnyDevice) -> Result<(), Failed> {
     let base = matrix_f32(&Kind::Normal.rows(3, 3000, 3), 3, Metric::L2);
     let mut params = LshParams::try_new(Metric::L2, None)?;
     (params.tables, params.hashes, params.width) = (Some(2), Some(1), Some(30.0));
-    check(device, (&base, None), 3, &params, Metric::L2)
+    check(device, &base, None, 3, &params, Metric::L2)
 }
 
 /// Many candidates whose distances are one number in f32: tables that are stored find what others do, all at once or one
@@ -697,7 +703,7 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
     (params.tables, params.hashes, params.probes) = (Some(5), Some(1), 2);
     params.width = (family == Family::PStable).then_some(1e5);
     let (k, job) = (3, Job::default());
-    let wanted = by_definition((&base, Some(&queries)), k, &params, metric);
+    let wanted = by_definition(&base, Some(&queries), k, &params, metric);
     let knn = KnnParams::try_new(k as u64, metric)?;
     let builder = TablesBuilder::new((base.clone(), None, None), (knn, &params), &job)?;
     let stored = Arc::new(StoredTables {
@@ -729,7 +735,7 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
         in_turn.finish(of_each(None)?, (&queries, QueryRows::Separate), &job)?;
     in_turn.settle(&mut found, &open, of_each(Some(&open[..]))?);
     let found = [
-        ("built", search(device, (&base, Some(&queries)), k, &params, metric)?),
+        ("built", search(device, &base, Some(&queries), k, &params, metric)?),
         ("together", together.search(&queries, QueryRows::Separate, &job)?),
         ("in turn", found),
     ];
@@ -774,7 +780,7 @@ fn chosen(device: &AnyDevice) -> Result<(), Failed> {
             };
             let mut params = LshParams::try_new(metric, None)?;
             params.check(Some(recall))?;
-            let found = lists(&search(device, (&base, None), k, &params, metric)?);
+            let found = lists(&search(device, &base, None, k, &params, metric)?);
             let (_, exact) = exact_oracle(&base, &base, metric, k, Some(0));
             let lasts = exact.chunks_exact(k).map(|list| list[k - 1]);
             let right = |(list, last): (&Vec<(u32, f64)>, f64)| {
@@ -801,9 +807,9 @@ fn refused(device: &AnyDevice) -> Result<(), Failed> {
     let mut few = LshParams::try_new(Metric::L2, None)?;
     (few.tables, few.width, few.recall) = (Some(1), Some(0.1), 0.999);
     let tried = [
-        (search(device, (&base, None), 1, &narrow, Metric::L2), "width"),
-        (search(device, (&bits, None), 1, &many, Metric::Hamming), "hashes is 10"),
-        (search(device, (&base, None), 90, &few, Metric::L2), "recall 0.999 is out of reach"),
+        (search(device, &base, None, 1, &narrow, Metric::L2), "width"),
+        (search(device, &bits, None, 1, &many, Metric::Hamming), "hashes is 10"),
+        (search(device, &base, None, 90, &few, Metric::L2), "recall 0.999 is out of reach"),
     ];
     for (found, wanted) in tried {
         match found {

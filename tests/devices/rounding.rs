@@ -29,7 +29,8 @@ const METRICS: [Metric; 2] = [Metric::L2, Metric::Cosine];
 fn same_in_both_types(
     device: &AnyDevice,
     metrics: &[Metric],
-    (values, first): (&[Vec<f64>], &[Vec<f64>]),
+    values: &[Vec<f64>],
+    first: &[Vec<f64>],
     rounds: usize,
 ) -> Result<(), Failed> {
     let dim = values[0].len();
@@ -54,7 +55,7 @@ fn far_centroids(device: &AnyDevice) -> Result<(), Failed> {
             values.iter_mut().flatten().for_each(|x| *x *= size);
             let mut first = values[..k].to_vec();
             first.iter_mut().step_by(2).flatten().for_each(|x| *x = (*x / size).signum() * far);
-            same_in_both_types(device, &METRICS, (&values, &first), 5)
+            same_in_both_types(device, &METRICS, &values, &first, 5)
                 .map_err(|e| format!("{far:e} beside {size:e}, dim {dim}, k {k}: {e:?}"))?;
         }
     }
@@ -82,7 +83,7 @@ fn hidden_products(device: &AnyDevice) -> Result<(), Failed> {
                 };
                 let values: Vec<_> = (0..500).map(|i| row([1.0, -1.0][i % 2], false)).collect();
                 let first: Vec<_> = (0..k).map(|_| row(1.0, true)).collect();
-                same_in_both_types(device, &METRICS, (&values, &first), 2)
+                same_in_both_types(device, &METRICS, &values, &first, 2)
                     .map_err(|e| format!("dim {dim}, {small:e}, cancels {cancels}: {e:?}"))?;
             }
         }
@@ -107,7 +108,7 @@ fn few_far_rows(device: &AnyDevice) -> Result<(), Failed> {
                 first[i].iter_mut().for_each(|x| *x *= far * part * (0.9 + 0.2 * rng.uniform()));
             }
             for rounds in [1, 6] {
-                same_in_both_types(device, &METRICS, (&values, &first), rounds)
+                same_in_both_types(device, &METRICS, &values, &first, rounds)
                     .map_err(|e| format!("dim {dim}, {far} times, {rounds} rounds: {e:?}"))?;
             }
         }
@@ -144,7 +145,7 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
                     values.push(at(way * 2f64.powi(-(i as i32 / 12)), noise, &mut rng));
                 }
             }
-            same_in_both_types(device, &METRICS, (&values, &first), 2)
+            same_in_both_types(device, &METRICS, &values, &first, 2)
                 .map_err(|e| format!("dim {dim}, offset {offset}, {apart:e} apart: {e:?}"))?;
         }
     }
@@ -210,7 +211,7 @@ fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
         ("zeros", zeros, of_zeros),
     ] {
         for rounds in [1, 4] {
-            same_in_both_types(device, &METRICS[..1], (&values, &first), rounds)
+            same_in_both_types(device, &METRICS[..1], &values, &first, rounds)
                 .map_err(|e| format!("{name}, {rounds} rounds: {e:?}"))?;
         }
     }
@@ -294,14 +295,14 @@ fn directions(device: &AnyDevice) -> Result<(), Failed> {
                 values[10 * i + 1] = values[10 * i].iter().map(|x| -x).collect();
             }
             let first = values[..k].to_vec();
-            same_in_both_types(device, &METRICS[1..], (&values, &first), 4)
+            same_in_both_types(device, &METRICS[1..], &values, &first, 4)
                 .map_err(|e| format!("dim {dim}, k {k}, {apart:e} apart: {e:?}"))?;
         }
     }
     for spread in (-16..17).map(|part| 2f64.powf(f64::from(part) / 8.0)) {
         for (dim, apart) in [(2, 1e-3), (24, 2e-3), (130, 4e-3), (2, 1e-7), (24, 1e-7)] {
             let (values, first) = beside_far(dim, spread * apart);
-            same_in_both_types(device, &METRICS[1..], (&values, &first), 3)
+            same_in_both_types(device, &METRICS[1..], &values, &first, 3)
                 .map_err(|e| format!("dim {dim}, within {:e}: {e:?}", spread * apart))?;
         }
     }

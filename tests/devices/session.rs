@@ -175,7 +175,7 @@ fn between_centroids_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
             if metric == Metric::Cosine && dim == 2 {
                 continue;
             }
-            let (values, moved) = halfway::<T>((count, dim, k), metric);
+            let (values, moved) = halfway::<T>(count, dim, k, metric);
             let rows = rows_of::<T>(&values, dim, metric);
             let moved = rows_of::<T>(&moved, dim, metric);
             // Rows in the middle have weight 0, so that the means stay in place.
@@ -202,7 +202,9 @@ fn between_centroids_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
 /// `k` vectors; rows halfway between one of them and its nearest neighbour, up to a few units in
 /// the last place; and the vectors moved slightly.
 fn halfway<T: Real>(
-    (count, dim, k): (usize, usize, usize),
+    count: usize,
+    dim: usize,
+    k: usize,
     metric: Metric,
 ) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
     let vectors = matrix_f64(&Kind::Normal.rows(4, k, dim), dim, metric);

@@ -246,7 +246,7 @@ fn sums_of_products(x: &[f64], y: &[f64]) -> (Extended, Extended) {
 }
 
 /// All indices below `count`, or a random sample, if each costs `pairs` pairs of `dim` dimensions.
-fn sample(rng: &mut Rng, count: usize, (pairs, dim): (usize, usize)) -> Vec<usize> {
+fn sample(rng: &mut Rng, count: usize, pairs: usize, dim: usize) -> Vec<usize> {
     let most = (MOST_DIMENSIONS / (pairs * (dim + DIMENSIONS_OF_PAIR)).max(1)).max(1);
     if count <= most {
         return (0..count).collect();
@@ -260,13 +260,15 @@ fn sample(rng: &mut Rng, count: usize, (pairs, dim): (usize, usize)) -> Vec<usiz
 pub fn check_lists(
     rng: &mut Rng,
     metric: Metric,
-    (queries, base): (&[Vec<f64>], &[Vec<f64>]),
+    queries: &[Vec<f64>],
+    base: &[Vec<f64>],
     own: impl Fn(usize) -> Option<usize>,
-    (rows, distances): (&[u32], &[f64]),
+    rows: &[u32],
+    distances: &[f64],
 ) -> Result<(), String> {
     let (length, dim) = (rows.len() / queries.len(), base[0].len());
     let vectors: Vec<_> = base.iter().map(|row| Vector::new(metric, row)).collect();
-    for query in sample(rng, queries.len(), (base.len(), dim)) {
+    for query in sample(rng, queries.len(), base.len(), dim) {
         let x = Vector::new(metric, &queries[query]);
         let truth: Vec<_> = vectors.iter().map(|y| Distance::of(metric, &x, y)).collect();
         let list = query * length..(query + 1) * length;
@@ -304,10 +306,11 @@ fn check_list(
 pub fn check_pairs(
     rng: &mut Rng,
     metric: Metric,
-    (queries, base): (&[Vec<f64>], &[Vec<f64>]),
+    queries: &[Vec<f64>],
+    base: &[Vec<f64>],
     pairs: &[(u32, u32, f64)],
 ) -> Result<(), String> {
-    for pair in sample(rng, pairs.len(), (1, base[0].len())) {
+    for pair in sample(rng, pairs.len(), 1, base[0].len()) {
         let (query, row, distance) = pairs[pair];
         let x = Vector::new(metric, &queries[query as usize]);
         let y = Vector::new(metric, &base[row as usize]);
@@ -332,9 +335,9 @@ pub fn check_sums(
     };
     let is_close = |pair: &usize| (sums[*pair] - limit).abs() <= 1e-6 * limit;
     let close: Vec<usize> = (0..sums.len()).filter(is_close).collect();
-    let per_pair = (2, rows[0].len());
-    let mut pairs = sample(rng, sums.len(), per_pair);
-    pairs.extend(sample(rng, close.len(), per_pair).into_iter().map(|i| close[i]));
+    let dim = rows[0].len();
+    let mut pairs = sample(rng, sums.len(), 2, dim);
+    pairs.extend(sample(rng, close.len(), 2, dim).into_iter().map(|i| close[i]));
     let vectors: Vec<_> = rows.iter().map(|row| Vector::new(metric, row)).collect();
     for pair in pairs {
         let (a, b) = (pair / rows.len(), pair % rows.len());

@@ -93,19 +93,19 @@ pub fn case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let k = size(rng, most);
     let query_array = queries.as_ref().map(|queries| queries.array.as_ref() as &dyn Array);
     let others = queries.as_ref().unwrap_or(&base);
-    let asked = asked(rng, metric, (is_bits, 8 * bytes), k);
+    let asked = asked(rng, metric, is_bits, 8 * bytes, k);
     let wrong = |text: String| {
         let shown = |rows: &Discrete| format!("{:?}", rows.sets);
         let (base, queries) = (shown(&base), queries.as_ref().map(shown));
         format!("{text}\n{metric}, {bytes} bytes: {base}, {queries:?}, {asked:?}")
     };
     let wanted = |q: usize, row: usize| distance(metric, &others.sets[q], &base.sets[row]);
-    let checks = (queries.is_none(), k);
+    let is_joined = queries.is_none();
 
     let exact = KnnExact::k(k as u64).metric(metric);
     let exact = knn_exact(device, base.array.as_ref(), query_array, &exact)
         .map_err(|error| wrong(error.to_string()))?;
-    let found = check_neighbors(&exact, checks, wanted).map_err(&wrong)?;
+    let found = check_neighbors(&exact, is_joined, k, wanted).map_err(&wrong)?;
     let most = base.sets.len() - usize::from(queries.is_none());
     if found.len() != others.sets.len() * k.min(most) {
         return Err(wrong(format!("{} neighbours", found.len())));
@@ -127,7 +127,7 @@ pub fn case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         Err(Error::Unsatisfiable(_)) => return Ok(()),
         Err(error) => return Err(wrong(error.to_string())),
     };
-    check_neighbors(&hashed, checks, wanted).map_err(&wrong)?;
+    check_neighbors(&hashed, is_joined, k, wanted).map_err(&wrong)?;
     let again = knn_lsh(device, base.array.as_ref(), query_array, &asked);
     if again.ok().as_ref() != Some(&hashed) {
         return Err(wrong("another answer the second time".to_string()));
@@ -135,7 +135,7 @@ pub fn case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     Ok(())
 }
 
-fn asked(rng: &mut Rng, metric: Metric, (is_bits, bits): (bool, usize), k: usize) -> KnnLsh {
+fn asked(rng: &mut Rng, metric: Metric, is_bits: bool, bits: usize, k: usize) -> KnnLsh {
     let asked = KnnLsh::k(k as u64).metric(metric).seed(rng.next());
     let (tables, hashes) = (1 + rng.below(12), 1 + rng.below(bits.min(20) as u64));
     match rng.below(4) {

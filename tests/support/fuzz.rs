@@ -75,7 +75,7 @@ fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let given = weights.as_deref();
     let found = dbscan(device, &matrix, given, ends, &params, &Job::default());
     let found = found.map_err(|error| error.to_string())?;
-    let wanted = clusters_of_groups((&all, count), given, ends, &params);
+    let wanted = clusters_of_groups(&all, count, given, ends, &params);
     let wrong = |error: String| {
         let rows = rows.code();
         format!(
@@ -89,7 +89,8 @@ fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
 /// The clusters of groups of rows by the definition; `sums` has the compared sums of all pairs of
 /// rows.
 fn clusters_of_groups(
-    (sums, count): (&[f64], usize),
+    sums: &[f64],
+    count: usize,
     weights: Option<&[f64]>,
     ends: &[usize],
     params: &DbscanParams,
@@ -124,7 +125,7 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let own = base.prepared(metric, is_narrow);
     let others = queries.as_ref().map_or_else(|| own.clone(), |q| q.prepared(metric, is_narrow));
     let (Some(rows), Some(others)) = (own, others) else { return Ok(()) };
-    let (asked, k, radius) = any_hashing(rng, metric, style.scale, (count, dim));
+    let (asked, k, radius) = any_hashing(rng, metric, style.scale, count, dim);
     let wrong = |text: String| {
         let queries =
             queries.as_ref().map_or("None".to_string(), |q| format!("Some({})", q.code()));
@@ -143,11 +144,11 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     }
     let of_queries = queries.as_ref().map_or(&base.values, |queries| &queries.values);
     let distance = |q: usize, row: usize| definition(metric, &of_queries[q], &base.values[row]);
-    let pairs = check_neighbors(&found, (queries.is_none(), k), distance).map_err(&wrong)?;
+    let pairs = check_neighbors(&found, queries.is_none(), k, distance).map_err(&wrong)?;
     let Neighbors { queries: of, rows: to, distances, .. } = Neighbors::new(&found);
     let listed: Vec<_> =
         of.iter().zip(&to).zip(&distances).map(|((q, row), d)| (*q, *row, *d)).collect();
-    check_pairs(rng, metric, (of_queries, &base.values), &listed).map_err(&wrong)?;
+    check_pairs(rng, metric, of_queries, &base.values, &listed).map_err(&wrong)?;
     // Every row within the radius must be found.
     if let Some(radius) = radius {
         let most = match metric {
@@ -173,7 +174,8 @@ fn any_hashing(
     rng: &mut Rng,
     metric: Metric,
     scale: f64,
-    (count, dim): (usize, usize),
+    count: usize,
+    dim: usize,
 ) -> (KnnLsh, usize, Option<f64>) {
     let planes = ["random", "orthogonal", "trained"][rng.below(3) as usize];
     let has_planes = metric != Metric::L1 && dim > 1 && rng.below(3) == 0;
@@ -225,7 +227,8 @@ impl Neighbors {
 /// Checks the order of a result, the limit k, and the distances; returns the pairs.
 pub fn check_neighbors(
     found: &RecordBatch,
-    (is_joined, k): (bool, usize),
+    is_joined: bool,
+    k: usize,
     wanted: impl Fn(usize, usize) -> f64,
 ) -> Result<BTreeSet<(usize, usize)>, String> {
     let Neighbors { queries, rows, ranks, distances } = Neighbors::new(found);
@@ -276,9 +279,9 @@ fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         .map_err(|error| wrong(error.to_string()))?;
     let of_queries = queries.as_ref().map_or(&base.values, |queries| &queries.values);
     let own = |query| queries.is_none().then_some(query);
-    let (wanted, distances) = nearest_by_definition(metric, (of_queries, &base.values), k, own);
-    check_exact(&found, of_queries.len(), (&wanted, &distances)).map_err(&wrong)?;
-    check_lists(rng, metric, (of_queries, &base.values), own, (&wanted, &distances)).map_err(&wrong)
+    let (wanted, distances) = nearest_by_definition(metric, of_queries, &base.values, k, own);
+    check_exact(&found, of_queries.len(), &wanted, &distances).map_err(&wrong)?;
+    check_lists(rng, metric, of_queries, &base.values, own, &wanted, &distances).map_err(&wrong)
 }
 
 /// Random queries in the style of the base, or rows of the base.
@@ -307,7 +310,8 @@ fn any_queries(rng: &mut Rng, base: &Vectors, base_style: &Style) -> Vectors {
 fn check_exact(
     found: &RecordBatch,
     queries: usize,
-    (wanted, distances): (&[u32], &[f64]),
+    wanted: &[u32],
+    distances: &[f64],
 ) -> Result<(), String> {
     let neighbors = Neighbors::new(found);
     if neighbors.rows != wanted {
@@ -388,7 +392,7 @@ fn kmeans_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         Ok(_) if distinct.len() < k => return Err(wrong("too many clusters".to_string())),
         Ok((found, _)) => found,
     };
-    check(rng, (&rows, &vectors.values), weights.as_deref(), metric, &found).map_err(&wrong)?;
+    check(rng, &rows, &vectors.values, weights.as_deref(), metric, &found).map_err(&wrong)?;
     if device.info().name != "cpu" {
         let (cpu, _) = run(&AnyDevice::cpu()).map_err(|error| wrong(error.to_string()))?;
         let all = |x: &Clustering| {
@@ -413,7 +417,8 @@ fn any_weights(rng: &mut Rng, count: usize) -> Vec<f64> {
 
 fn check(
     rng: &mut Rng,
-    (rows, values): (&Rows, &[Vec<f64>]),
+    rows: &Rows,
+    values: &[Vec<f64>],
     weights: Option<&[f64]>,
     metric: Metric,
     found: &Clustering,
@@ -423,14 +428,14 @@ fn check(
     if means.iter().flatten().any(|x| !x.is_finite()) {
         return Err("a centroid that is no number".to_string());
     }
-    let (labels, distances) = nearest_by_definition(metric, (values, &means), 1, |_| None);
+    let (labels, distances) = nearest_by_definition(metric, values, &means, 1, |_| None);
     if labels != found.labels {
         return Err("labels are not those of the nearest centroids".to_string());
     }
     if distances != found.distances {
         return Err("other distances".to_string());
     }
-    check_lists(rng, metric, (values, &means), |_| None, (&found.labels, &found.distances))?;
+    check_lists(rng, metric, values, &means, |_| None, &found.labels, &found.distances)?;
     let (mut sizes, mut inertias) = (vec![0; means.len()], vec![0.0; means.len()]);
     for (row, (label, distance)) in labels.iter().zip(&distances).enumerate() {
         sizes[*label as usize] += 1;

@@ -417,7 +417,8 @@ pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
 /// base.
 pub fn nearest_by_definition(
     metric: Metric,
-    (queries, base): (&[Vec<f64>], &[Vec<f64>]),
+    queries: &[Vec<f64>],
+    base: &[Vec<f64>],
     k: usize,
     own: impl Fn(usize) -> Option<usize>,
 ) -> (Vec<u32>, Vec<f64>) {
