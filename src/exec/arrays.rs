@@ -159,18 +159,18 @@ fn neighbors(
         training: None,
     });
     let search = open_base(device, base, KnnParams::try_new(k, metric)?, method, &job)?;
-    let SearchResult { neighbors: found, starts, .. } =
-        search.search(&queries, query_rows, &job)?;
+    let SearchResult { neighbors, starts, .. } = search.search(&queries, query_rows, &job)?;
     let starts = starts
-        .unwrap_or_else(|| (0..=queries.len()).map(|query| query * found.per_query).collect());
+        .unwrap_or_else(|| (0..=queries.len()).map(|query| query * neighbors.per_query).collect());
     let lists = || starts.windows(2).map(|list| list[1] - list[0]);
     let query =
         lists().zip(&query_positions).flat_map(|(length, at)| std::iter::repeat_n(*at, length));
     let query = UInt32Array::from_iter_values(query);
-    let neighbor =
-        UInt32Array::from_iter_values(found.rows.iter().map(|row| base_positions[*row as usize]));
+    let neighbor = UInt32Array::from_iter_values(
+        neighbors.rows.iter().map(|row| base_positions[*row as usize]),
+    );
     let rank = Int64Array::from_iter_values(lists().flat_map(|length| 1..=length as i64));
-    let distance = array_of(found.distances);
+    let distance = array_of(neighbors.distances);
     let schema = Schema::new(vec![
         Field::new("query", DataType::UInt32, false),
         Field::new("base", DataType::UInt32, false),
@@ -302,9 +302,9 @@ impl KMeans {
 ///
 /// let points = [0.0, 1.0, 9.0, 10.0].map(|x| Some([Some(x)]));
 /// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 1);
-/// let (found, _positions) = kmeans(&AnyDevice::cpu(), &points, None, None, &KMeans::k(2))?;
-/// assert_eq!(found.labels[0], found.labels[1]);
-/// assert_eq!(found.inertia(), 1.0);
+/// let (clusters, _positions) = kmeans(&AnyDevice::cpu(), &points, None, None, &KMeans::k(2))?;
+/// assert_eq!(clusters.labels[0], clusters.labels[1]);
+/// assert_eq!(clusters.inertia(), 1.0);
 /// # Ok::<(), datafusion_neighbors::Error>(())
 /// ```
 pub fn kmeans(
@@ -314,21 +314,21 @@ pub fn kmeans(
     init: Option<&dyn Array>,
     params: &KMeans,
 ) -> Result<(Clustering, Vec<u32>)> {
-    let mut asked = params.params()?;
+    let mut kmeans_params = params.params()?;
     let kind = kind_of(vectors, "input", false, params.metric)?;
     let (rows, positions) = finish("input", vectors, reader("input", kind, params.metric, None))?;
     let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
     let first = match init {
         Some(init) => {
-            asked.init = Init::Given;
+            kmeans_params.init = Init::Given;
             kind_of(init, "init", false, params.metric)?;
             Some(finish("init", init, reader("init", kind, params.metric, dim))?.0)
         }
         None => None,
     };
     let job = Job::default();
-    let found = cluster(device, &rows, weights, first.as_ref(), &asked, &job)?;
-    Ok((found, positions))
+    let clustering = cluster(device, &rows, weights, first.as_ref(), &kmeans_params, &job)?;
+    Ok((clustering, positions))
 }
 
 /// The parameters of `dbscan` in Rust: eps, and those that differ from the defaults.
@@ -401,9 +401,9 @@ impl Dbscan {
 /// let points = [0.0, 1.0, 2.0, 9.0].map(|x| Some([Some(x)]));
 /// let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 1);
 /// let params = Dbscan::eps(1.0).min_points(3);
-/// let (found, _positions) = dbscan(&AnyDevice::cpu(), &points, None, &params)?;
-/// assert_eq!(found.clusters, [Some(0), Some(0), Some(0), None]);
-/// assert_eq!(found.core, [false, true, false, false]);
+/// let (density, _positions) = dbscan(&AnyDevice::cpu(), &points, None, &params)?;
+/// assert_eq!(density.clusters, [Some(0), Some(0), Some(0), None]);
+/// assert_eq!(density.core, [false, true, false, false]);
 /// # Ok::<(), datafusion_neighbors::Error>(())
 /// ```
 pub fn dbscan(
@@ -412,13 +412,14 @@ pub fn dbscan(
     weights: Option<&[f64]>,
     params: &Dbscan,
 ) -> Result<(Density, Vec<u32>)> {
-    let asked = DbscanParams::try_new(params.eps, params.min_points, params.metric)?;
+    let dbscan_params = DbscanParams::try_new(params.eps, params.min_points, params.metric)?;
     let kind = kind_of(vectors, "input", false, params.metric)?;
     let column = VectorColumn::Whole("array".to_string());
     let reader = VectorReader::new("input", column, kind, params.metric).unprepared();
     let (rows, positions) = finish("input", vectors, reader)?;
-    let found = by_density(device, &rows, weights, &[rows.len()], &asked, &Job::default())?;
-    Ok((found, positions))
+    let density =
+        by_density(device, &rows, weights, &[rows.len()], &dbscan_params, &Job::default())?;
+    Ok((density, positions))
 }
 
 /// The element kind of an input's vectors; lists of integers are sets under metrics of sets.
@@ -428,14 +429,14 @@ fn kind_of(
     may_be_sets: bool,
     metric: Metric,
 ) -> Result<ElementKind> {
-    let found = array.data_type();
-    let vectors = if let DataType::Dictionary(_, values) = found { values } else { found };
+    let data_type = array.data_type();
+    let vectors = if let DataType::Dictionary(_, values) = data_type { values } else { data_type };
     match kind_of_vector(vectors, may_be_sets.then_some(metric)) {
         Some(kind) if metric.accepts(kind) => Ok(kind),
         Some(_) => Err(Error::InvalidArgument(format!(
-            "metric '{metric}' does not compare vectors of type {found} ({input})"
+            "metric '{metric}' does not compare vectors of type {data_type} ({input})"
         ))),
-        None => Err(Error::InvalidArgument(format!("{input} holds no vectors, but {found}"))),
+        None => Err(Error::InvalidArgument(format!("{input} holds no vectors, but {data_type}"))),
     }
 }
 

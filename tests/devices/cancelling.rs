@@ -17,7 +17,7 @@ use crate::support::sampled;
 /// The share of the moments that is [sampled].
 const ONE_IN: usize = 3;
 
-/// How long each thread may compute after its work is cancelled.
+/// The maximum time that each thread computes after its work is cancelled.
 const MOST: Duration = Duration::from_millis(100);
 
 /// Whether the time that this process computes is known here.

@@ -338,8 +338,8 @@ fn near_boundaries(device: &AnyDevice, family: Family) -> Result<(), Failed> {
     Ok(())
 }
 
-/// How many buckets all tables have, the rows of the largest, and how many rows queries visit in those that
-/// they look at. A row that is alone in its bucket visits nothing there.
+/// The number of buckets of all tables, the rows of the largest bucket, and the rows that queries
+/// visit. A row that is alone in its bucket visits none.
 fn sizes(
     base: &Rows,
     queries: Option<&Rows>,
@@ -762,7 +762,7 @@ fn one_by_one(
     (1..search.tables()).try_fold(first, |all, table| search.merge(all, of_table(table)?, &job))
 }
 
-/// Where parameters are chosen, the recall is reached: within what a sample may be wrong by.
+/// Tuned parameters reach the recall, up to the sampling error.
 fn chosen(device: &AnyDevice) -> Result<(), Failed> {
     let kinds = [Kind::Normal, Kind::Lattice, Kind::AllEqual, Kind::Duplicates, Kind::FarAway];
     for (i, kind) in kinds.into_iter().enumerate() {
@@ -796,7 +796,7 @@ fn chosen(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What these rows cannot meet is an error that names it.
+/// A parameter that these rows cannot meet is named by the error.
 fn refused(device: &AnyDevice) -> Result<(), Failed> {
     let base = matrix_f32(&Kind::Normal.rows(3, 100, 3), 3, Metric::L2);
     let bits = matrix_bits(3, 100, 9);

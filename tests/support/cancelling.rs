@@ -16,7 +16,7 @@ use super::{Kind, matrix_bits, matrix_f32, matrix_f64};
 pub const MOMENTS: u32 = 12;
 const TRIES: usize = 3;
 
-/// How much time has passed, or was computed, since some moment.
+/// Time since some moment: of the clock, or of the processor.
 pub type Clock = fn() -> Duration;
 
 /// The time that work takes uncancelled, and the longest that it goes on after it is cancelled at
@@ -46,7 +46,7 @@ pub fn latency(
     Ok((whole, longest))
 }
 
-/// How long work goes on that is cancelled after some time.
+/// The time that cancelled work goes on.
 fn latency_after(
     work: &(dyn Fn(&Job) -> Result<(), Error> + Sync),
     clock: Clock,

@@ -35,25 +35,25 @@ pub(super) fn compute(
     let reserved = job.reserve("cluster labels", rows.len() * per_row)?;
     let solve = |rows: &Rows, weights: Option<&[f64]>, ends: &[usize]| {
         let run = |device: &AnyDevice| dbscan(device, rows, weights, ends, &spec.params, job);
-        let (device, found) = run_or_fall_back(device, may, &label, run)?;
-        if let Some(why) = found.work.on_host {
+        let (device, density) = run_or_fall_back(device, may, &label, run)?;
+        if let Some(why) = density.work.on_host {
             label.set_host(&device, why);
         }
-        Ok::<_, Error>((found, device.peak_memory()))
+        Ok::<_, Error>((density, device.peak_memory()))
     };
     let (clusters, core, counts, peak_memory) = match &spec.output {
         DbscanOutput::Table => {
-            let (found, peak_memory) = solve(&rows, weights.as_deref(), &[rows.len()])?;
-            let counts = counts(&found);
-            (found.clusters, Some(found.core), counts, peak_memory)
+            let (density, peak_memory) = solve(&rows, weights.as_deref(), &[rows.len()])?;
+            let counts = counts(&density);
+            (density.clusters, Some(density.core), counts, peak_memory)
         }
         DbscanOutput::Window(_) => {
             let groups = GroupedRows::new(&spec.groups, &batches, rows, &positions, job)?;
             // A copy in group order replaces the original rows, so their reservation is freed.
             let _of_rows = of_rows.filter(|_| !groups.are_copied);
-            let (found, peak_memory) = solve(&groups.rows, None, &groups.ends)?;
-            let counts = counts(&found);
-            (groups.in_order(found.clusters.into_iter()), None, counts, peak_memory)
+            let (density, peak_memory) = solve(&groups.rows, None, &groups.ends)?;
+            let counts = counts(&density);
+            (groups.in_order(density.clusters.into_iter()), None, counts, peak_memory)
         }
     };
     let columns = move |places: &[Option<u32>]| {

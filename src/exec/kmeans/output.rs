@@ -37,9 +37,9 @@ impl ClusterLabels {
 }
 
 /// The output of `kmeans_centroids`, one row per cluster.
-pub(super) fn centroids(found: Clustering, schema: &SchemaRef) -> Result<RecordBatch> {
-    let (k, dim) = (found.centroids.rows(), found.centroids.dim());
-    let values: ArrayRef = match found.centroids.elements() {
+pub(super) fn centroids(clustering: Clustering, schema: &SchemaRef) -> Result<RecordBatch> {
+    let (k, dim) = (clustering.centroids.rows(), clustering.centroids.dim());
+    let values: ArrayRef = match clustering.centroids.elements() {
         Elements::F32(values) => Arc::new(Float32Array::from(values.clone())),
         Elements::F64(values) => Arc::new(Float64Array::from(values.clone())),
         Elements::Bits(_) | Elements::Sets(_) => return internal_err!("centroids are numbers"),
@@ -57,8 +57,8 @@ pub(super) fn centroids(found: Clustering, schema: &SchemaRef) -> Result<RecordB
     let columns: Vec<ArrayRef> = vec![
         Arc::new(Int64Array::from_iter_values(0..k as i64)),
         centroid,
-        Arc::new(Int64Array::from_iter_values(found.sizes.iter().map(|size| *size as i64))),
-        Arc::new(Float64Array::from(found.inertias)),
+        Arc::new(Int64Array::from_iter_values(clustering.sizes.iter().map(|size| *size as i64))),
+        Arc::new(Float64Array::from(clustering.inertias)),
     ];
     Ok(RecordBatch::try_new(schema.clone(), columns)?)
 }

@@ -48,9 +48,9 @@ pub(super) fn compute(
             return Ok((KMeansResult::OfGroups(clusters), rounds));
         }
         let (weights, first) = (input.weights.as_deref(), input.first.as_ref());
-        let found = kmeans(device, &input.rows, weights, first, &spec.params, job)?;
-        let rounds = found.rounds;
-        Ok((KMeansResult::OfAll(found), rounds))
+        let clustering = kmeans(device, &input.rows, weights, first, &spec.params, job)?;
+        let rounds = clustering.rounds;
+        Ok((KMeansResult::OfAll(clustering), rounds))
     };
     let may = may_fall_back(spec.device, &device);
     let (device, (clusters, rounds)) = run_or_fall_back(device, may, &label, run)?;
@@ -64,8 +64,8 @@ pub(super) fn compute(
     };
     let output = match clusters {
         KMeansResult::OfGroups(labels) => widen(labels, None),
-        KMeansResult::OfAll(found) if spec.output == KMeansOutput::Centroids => {
-            Box::new(std::iter::once(centroids(found, &schema)))
+        KMeansResult::OfAll(clustering) if spec.output == KMeansOutput::Centroids => {
+            Box::new(std::iter::once(centroids(clustering, &schema)))
         }
         KMeansResult::OfAll(Clustering { labels, distances, .. }) => widen(labels, Some(distances)),
     };
@@ -101,9 +101,9 @@ fn clusters_of_groups(
 ) -> DeviceResult<(Vec<u32>, Rounds)> {
     let bytes = groups.ends.len() * size_of::<Clustering>();
     let _reserved = job.reserve("clusters of PARTITION BY groups", bytes)?;
-    let mut found = kmeans_groups(device, &groups.rows, &groups.ends, &spec.params, job)?;
+    let mut clusterings = kmeans_groups(device, &groups.rows, &groups.ends, &spec.params, job)?;
     let mut rounds = Rounds::default();
-    found.iter().for_each(|found| rounds += found.rounds);
-    let labels = found.iter_mut().flat_map(|found| std::mem::take(&mut found.labels));
+    clusterings.iter().for_each(|clustering| rounds += clustering.rounds);
+    let labels = clusterings.iter_mut().flat_map(|of_group| std::mem::take(&mut of_group.labels));
     Ok((groups.in_order(labels), rounds))
 }

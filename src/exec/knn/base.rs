@@ -167,9 +167,9 @@ impl Base {
         if info.memory.is_some() {
             phases.enter(Phase::Upload);
         }
-        let found = self.open(execution, device, job).await?;
+        let search = self.open(execution, device, job).await?;
         phases.enter(Phase::Prepare);
-        Ok(found)
+        Ok(search)
     }
 
     /// Opens the search on `device`, or on the CPU if that fails and fallback is allowed.
@@ -251,8 +251,8 @@ pub(super) async fn read(
     base.lsh = execution.spec.lsh.clone();
     if let (Some(training), Some(vector)) = (training, &execution.spec.training_vector) {
         let vectors = reader("training", vector);
-        let found = collect_rows(training, vectors, phases, job).await?;
-        base.training = Some(Box::new(found));
+        let rows = collect_rows(training, vectors, phases, job).await?;
+        base.training = Some(Box::new(rows));
     }
     Ok(base)
 }

@@ -22,7 +22,7 @@ pub(super) struct PrefetchedOutput {
     _cancel: CancelOnDrop,
     state: SearchState,
     /// The current block's neighbours that are not output yet.
-    found: Option<Batches>,
+    batches: Option<Batches>,
     /// The number of rows still to be output.
     left: usize,
     phases: Phases,
@@ -54,24 +54,24 @@ impl PrefetchedOutput {
         baseline: BaselineMetrics,
     ) -> Self {
         let state = SearchState::Idle(Box::new(search));
-        Self { _cancel: cancel, state, found: None, left, phases, ahead, baseline }
+        Self { _cancel: cancel, state, batches: None, left, phases, ahead, baseline }
     }
 
     /// The next batch; `None` after the last.
     pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
         while self.left > 0 {
-            if let Some(found) = &mut self.found {
+            if let Some(batches) = &mut self.batches {
                 self.phases.emit(true);
-                if let Some(batch) = found.next(self.left)? {
+                if let Some(batch) = batches.next(self.left)? {
                     self.left -= batch.num_rows();
                     return Ok(Some(batch.record_output(&self.baseline)));
                 }
                 // Frees the block's memory before the next block is searched.
-                self.found = None;
+                self.batches = None;
             }
             self.phases.emit(false);
-            self.found = self.next_block().await?;
-            if self.found.is_none() {
+            self.batches = self.next_block().await?;
+            if self.batches.is_none() {
                 break;
             }
         }
@@ -81,27 +81,27 @@ impl PrefetchedOutput {
 
     /// The neighbours of the next block; `None` after the last.
     async fn next_block(&mut self) -> Result<Option<Batches>> {
-        let (search, found) = match std::mem::replace(&mut self.state, SearchState::Ended) {
+        let (search, batches) = match std::mem::replace(&mut self.state, SearchState::Ended) {
             SearchState::Idle(mut search) => {
-                let found = search.next().await;
-                (search, found)
+                let batches = search.next().await;
+                (search, batches)
             }
             SearchState::Prefetching(task) => {
                 let start = Instant::now();
-                let (search, found, took) = task.join_unwind().await.map_err(join_error)?;
+                let (search, batches, took) = task.join_unwind().await.map_err(join_error)?;
                 self.ahead.add_duration(took.saturating_sub(start.elapsed()));
-                (search, found)
+                (search, batches)
             }
             SearchState::Ended => {
                 return internal_err!("a search that has ended is asked for more");
             }
         };
-        let Some(found) = found? else { return Ok(None) };
+        let Some(batches) = batches? else { return Ok(None) };
         self.state = match search.may_prefetch() {
             true => SearchState::Prefetching(prefetch(search)),
             false => SearchState::Idle(search),
         };
-        Ok(Some(found))
+        Ok(Some(batches))
     }
 }
 
@@ -109,7 +109,7 @@ impl PrefetchedOutput {
 fn prefetch(mut search: Box<BlockSearch>) -> SpawnedTask<BlockResult> {
     SpawnedTask::spawn(async move {
         let start = Instant::now();
-        let found = search.next().await;
-        (search, found, start.elapsed())
+        let batches = search.next().await;
+        (search, batches, start.elapsed())
     })
 }

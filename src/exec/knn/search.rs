@@ -83,9 +83,9 @@ impl BlockSearch {
         }
         self.metrics.phases.enter(Phase::Prepare);
         let Some(block) = self.block().await? else { return Ok(None) };
-        let found = self.search(block).await?;
-        self.left = self.left.saturating_sub(found.neighbors.rows.len());
-        Ok(Some(found))
+        let batches = self.search(block).await?;
+        self.left = self.left.saturating_sub(batches.neighbors.rows.len());
+        Ok(Some(batches))
     }
 
     /// Whether queries remain, and the memory pool is unlimited.
@@ -95,8 +95,8 @@ impl BlockSearch {
 
     /// The neighbours of a block.
     async fn search(&mut self, block: SearchBlock) -> Result<Batches> {
-        let mut found = self.search_on_device(&block).await?;
-        if let Err(error) = &found
+        let mut result = self.search_on_device(&block).await?;
+        if let Err(error) = &result
             && error.is_of_device()
             && let Some(DeviceSearch { device, .. }) = &self.base.search
             && may_fall_back(self.execution.spec.device, device)
@@ -107,11 +107,11 @@ impl BlockSearch {
             // Frees the failed device's search before its replacement is opened.
             self.base.search = None;
             self.base.open(&self.execution, AnyDevice::cpu(), &self.job).await?;
-            found = self.search_on_device(&block).await?;
+            result = self.search_on_device(&block).await?;
         }
-        let mut found = found?;
-        self.base.to_positions(&mut found.neighbors.rows);
-        self.metrics.record(&found, block.rows.len());
+        let mut result = result?;
+        self.base.to_positions(&mut result.neighbors.rows);
+        self.metrics.record(&result, block.rows.len());
         if !self.base.rows.is_empty() {
             self.target = self.target.saturating_mul(2).min(self.execution.spec.batch_rows);
         }
@@ -123,8 +123,8 @@ impl BlockSearch {
                 QueryRows::OfBase { first } => first as usize,
                 QueryRows::Separate => 0,
             },
-            neighbors: found.neighbors,
-            starts: found.starts,
+            neighbors: result.neighbors,
+            starts: result.starts,
             next: 0,
             batch_size: self.batch_size,
             _reservations: block.reservations,
@@ -138,20 +138,20 @@ impl BlockSearch {
     ) -> Result<Result<SearchResult, crate::Error>> {
         let DeviceSearch { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
-        let found = search.search(block.rows.clone(), block.query_rows, &self.job).await?;
+        let result = search.search(block.rows.clone(), block.query_rows, &self.job).await?;
         self.metrics.device_memory.set_max(device.peak_memory() as usize);
-        Ok(found)
+        Ok(result)
     }
 
     /// The search on the device chosen for `expected` queries. A device that is inefficient on few
     /// queries gets a larger first block.
     async fn on_device(&mut self, expected: usize) -> Result<DeviceSearch> {
         let Self { base, execution, metrics, job, .. } = self;
-        let found = base.on_device(execution, &metrics.phases, expected, job).await?;
-        if found.uploaded {
+        let search = base.on_device(execution, &metrics.phases, expected, job).await?;
+        if search.uploaded {
             self.target = self.target.max(FIRST_BLOCK_UPLOADED).min(self.execution.spec.batch_rows);
         }
-        Ok(found)
+        Ok(search)
     }
 
     /// The number of neighbours of each query.

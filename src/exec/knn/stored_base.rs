@@ -165,9 +165,9 @@ impl SearchHandle {
                 // A cancelled search may still run: it keeps the tables alive until it ends.
                 let (whole, search, job) = (self.clone(), search.clone(), job.clone());
                 computing(move || {
-                    let found = search.search(&queries, query_rows, &job);
+                    let result = search.search(&queries, query_rows, &job);
                     drop(whole);
-                    Ok(found)
+                    Ok(result)
                 })
                 .await
             }
@@ -212,7 +212,7 @@ impl MultiPassDriver {
         open: Option<&Arc<[u32]>>,
         job: &Job,
     ) -> Result<Result<PartialTopK, crate::Error>> {
-        let (mut found, mut first, all) = (None, 0, self.search.tables());
+        let (mut top_k, mut first, all) = (None, 0, self.search.tables());
         let mut together = all.div_ceil(2).max(1);
         while first < all {
             let most = together.min(all - first);
@@ -220,7 +220,7 @@ impl MultiPassDriver {
             together = tables.len().max(1);
             // A cancelled search may still run: it keeps the tables alive until it ends.
             let (whole, queries, job) = (self.clone(), queries.clone(), job.clone());
-            let (earlier, open) = (found.take(), open.cloned());
+            let (earlier, open) = (top_k.take(), open.cloned());
             let part = computing(move || {
                 let (search, queries) = (&whole.search, (&queries, query_rows));
                 let part = match search.search(&tables, queries, open.as_deref(), &job) {
@@ -235,19 +235,19 @@ impl MultiPassDriver {
             });
             match part.await? {
                 (_, Ok(part)) => {
-                    found = Some(part);
+                    top_k = Some(part);
                     first += together;
                 }
                 // Out of memory: halve the number of tables per pass.
                 (earlier, Err(crate::Error::HostMemory { .. })) if together > 1 => {
-                    found = earlier;
+                    top_k = earlier;
                     together = together.div_ceil(2);
                 }
                 (_, Err(error)) => return Ok(Err(error)),
             }
         }
-        match found {
-            Some(found) => Ok(Ok(found)),
+        match top_k {
+            Some(top_k) => Ok(Ok(top_k)),
             None => internal_err!("an index has no tables"),
         }
     }

@@ -136,8 +136,8 @@ fn one_column(
     let Some(name) = value.value.clone().into_string() else {
         return plan_err!("column {column} of {input} is no name of a column, and no expression");
     };
-    let found = schema.iter().find(|(_, field)| *field.name() == name);
-    if let Some((qualifier, field)) = found {
+    let field = schema.iter().find(|(_, field)| *field.name() == name);
+    if let Some((qualifier, field)) = field {
         let column = Column::new(qualifier.cloned(), field.name());
         return Ok((name, Expr::Column(column)));
     }
@@ -253,21 +253,21 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
     /// The requested column of vectors, or the only one that fits.
     pub fn vector(
         &mut self,
-        asked: Option<&ColumnArgument>,
+        requested: Option<&ColumnArgument>,
         vector_kind: VectorKind,
         use_of: VectorUse,
     ) -> Result<VectorColumn> {
-        let (exprs, is_list) = self.asked(asked, vector_kind)?;
+        let (exprs, is_list) = self.requested(requested, vector_kind)?;
         let of_nulls = match (&self.of_nulls, is_list) {
             (_, true) => DataType::Float32,
             (Some(known), false) => known.clone(),
             (None, false) => vector_kind.of_nulls(),
         };
         let mut names = Vec::new();
-        for (label, expr, found) in exprs {
+        for (label, expr, data_type) in exprs {
             let written = name_of(&expr).map_or_else(|| label.clone(), |name| quoted(&name));
-            let (expr, found) = decode(expr, found, &of_nulls);
-            self.check(&label, &written, &found, is_list, vector_kind)?;
+            let (expr, data_type) = decode(expr, data_type, &of_nulls);
+            self.check(&label, &written, &data_type, is_list, vector_kind)?;
             names.push(self.place(expr, &label, vector_name, use_of));
         }
         Ok(match (is_list, <[String; 1]>::try_from(names)) {
@@ -281,27 +281,27 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
     /// all-NULL, has no vectors, or there is one column per dimension.
     pub fn vector_type(
         &mut self,
-        asked: Option<&ColumnArgument>,
+        requested: Option<&ColumnArgument>,
         vector_kind: VectorKind,
     ) -> Result<Option<DataType>> {
-        let (exprs, is_list) = self.asked(asked, vector_kind)?;
+        let (exprs, is_list) = self.requested(requested, vector_kind)?;
         Ok(match exprs.as_slice() {
-            [(_, _, found)] if !is_list => vector_kind.of_any_length(found),
+            [(_, _, data_type)] if !is_list => vector_kind.of_any_length(data_type),
             _ => None,
         })
     }
 
     /// The requested expressions with labels and types, and whether each is a dimension.
-    fn asked(
+    fn requested(
         &mut self,
-        asked: Option<&ColumnArgument>,
+        requested: Option<&ColumnArgument>,
         vector_kind: VectorKind,
     ) -> Result<(Vec<RequestedColumn>, bool)> {
         let schema = self.plan.schema().clone();
-        let (exprs, is_list) = match asked {
-            Some(asked) => {
-                let exprs = asked.resolve(self.input, &schema, self.resolve)?;
-                (exprs, asked.is_list)
+        let (exprs, is_list) = match requested {
+            Some(requested) => {
+                let exprs = requested.resolve(self.input, &schema, self.resolve)?;
+                (exprs, requested.is_list)
             }
             None => {
                 let column = only_vector(self.function, self.input, &schema, vector_kind)?;
@@ -309,8 +309,8 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
             }
         };
         let typed = exprs.into_iter().map(|(label, expr)| {
-            let found = expr.get_type(schema.as_ref())?;
-            Ok::<_, DataFusionError>((label, expr, found))
+            let data_type = expr.get_type(schema.as_ref())?;
+            Ok::<_, DataFusionError>((label, expr, data_type))
         });
         Ok((typed.collect::<Result<_>>()?, is_list))
     }
@@ -320,38 +320,38 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
         &self,
         label: &str,
         written: &str,
-        found: &DataType,
+        data_type: &DataType,
         is_dimension: bool,
         vector_kind: VectorKind,
     ) -> Result<()> {
         let (name, input) = (label.to_string(), self.input);
         if is_dimension {
-            return match VectorColumn::Dimensions(vec![name]).kind(&[found], None) {
+            return match VectorColumn::Dimensions(vec![name]).kind(&[data_type], None) {
                 Some(_) => Ok(()),
-                None => plan_err!("column {label} of {input} holds no numbers, but {found}"),
+                None => plan_err!("column {label} of {input} holds no numbers, but {data_type}"),
             };
         }
-        match VectorColumn::Whole(name).kind(&[found], vector_kind.metric()) {
+        match VectorColumn::Whole(name).kind(&[data_type], vector_kind.metric()) {
             Some(_) => Ok(()),
             None => {
-                let advice = vector_kind.advice(written, found);
-                plan_err!("column {label} of {input} holds no vectors, but {found}{advice}")
+                let advice = vector_kind.advice(written, data_type);
+                plan_err!("column {label} of {input} holds no vectors, but {data_type}{advice}")
             }
         }
     }
 
     /// Adds the column of weights, and returns its name.
-    pub fn weight(&mut self, asked: &ColumnArgument) -> Result<String> {
+    pub fn weight(&mut self, requested: &ColumnArgument) -> Result<String> {
         let schema = self.plan.schema().clone();
         let (function, input) = (self.function, self.input);
-        let [column] = asked.columns.as_slice() else {
+        let [column] = requested.columns.as_slice() else {
             return plan_err!("{function}: argument 'weight' takes one column");
         };
         let (label, expr) = one_column(column, input, &schema, self.resolve)?;
-        let found = expr.get_type(schema.as_ref())?;
-        let (expr, found) = decode(expr, found, &DataType::Float64);
+        let data_type = expr.get_type(schema.as_ref())?;
+        let (expr, data_type) = decode(expr, data_type, &DataType::Float64);
         let numbers = VectorColumn::Dimensions(vec![label.clone()]);
-        if !asked.is_list && numbers.kind(&[&found], None).is_some() {
+        if !requested.is_list && numbers.kind(&[&data_type], None).is_some() {
             return Ok(self.place(expr, &label, weight_name, VectorUse::Shared));
         }
         plan_err!(
@@ -380,8 +380,8 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
             }
             (Expr::Column(_) | Expr::Cast(_), _) => {}
             (_, VectorUse::Copied) => {
-                let kept = self.new_name(label, |label, number| format!("{label} ({number})"));
-                self.added.push(expr.clone().alias(kept));
+                let renamed = self.new_name(label, |label, number| format!("{label} ({number})"));
+                self.added.push(expr.clone().alias(renamed));
             }
             _ => {}
         }
@@ -414,11 +414,11 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
 
 /// Casts a dictionary-encoded expression to its value type, and a NULL one to `of_nulls`; also
 /// returns the resulting type.
-fn decode(expr: Expr, found: DataType, of_nulls: &DataType) -> (Expr, DataType) {
-    let decoded = match found {
+fn decode(expr: Expr, data_type: DataType, of_nulls: &DataType) -> (Expr, DataType) {
+    let decoded = match data_type {
         DataType::Dictionary(_, values) => *values,
         DataType::Null => of_nulls.clone(),
-        found => return (expr, found),
+        data_type => return (expr, data_type),
     };
     (datafusion::logical_expr::cast(expr, decoded.clone()), decoded)
 }
@@ -432,9 +432,10 @@ pub(in crate::sql) fn only_vector(
     vector_kind: VectorKind,
 ) -> Result<Column> {
     let mut candidates =
-        columns_that(schema, |found| vector_kind.has(found) && !is_of_nulls(found));
+        columns_that(schema, |data_type| vector_kind.has(data_type) && !is_of_nulls(data_type));
     if candidates.is_empty() {
-        candidates = columns_that(schema, |found| vector_kind.has(found) || found.is_null());
+        candidates =
+            columns_that(schema, |data_type| vector_kind.has(data_type) || data_type.is_null());
     }
     match candidates.as_slice() {
         [only] => Ok(only.clone()),

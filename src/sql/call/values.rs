@@ -17,10 +17,10 @@ use crate::metric::Metric;
 
 /// Evaluates a constant expression, removes the aliases that DataFusion adds to evaluated
 /// expressions, and types an untyped parameter.
-pub(in crate::sql) fn argument(expr: Expr, wanted: DataType) -> Expr {
+pub(in crate::sql) fn argument(expr: Expr, data_type: DataType) -> Expr {
     match expr.unalias_nested().data {
         Expr::Placeholder(Placeholder { id, field: None }) => {
-            let field = Arc::new(Field::new(&id, wanted, true));
+            let field = Arc::new(Field::new(&id, data_type, true));
             Expr::Placeholder(Placeholder::new_with_field(id, Some(field)))
         }
         value @ (Expr::Literal(..) | Expr::Placeholder(_)) => value,
@@ -98,10 +98,10 @@ pub(in crate::sql) fn number(function: &str, name: &str, expr: &Expr) -> Result<
 
 /// A list of numbers.
 pub(in crate::sql) fn numbers(function: &str, name: &str, expr: &Expr) -> Result<Vec<f64>> {
-    let wanted = DataType::new_list(DataType::Float64, true);
+    let list_type = DataType::new_list(DataType::Float64, true);
     if let Expr::Literal(value, _) = expr
         && value.data_type().is_list()
-        && let Ok(ScalarValue::List(list)) = value.cast_to(&wanted)
+        && let Ok(ScalarValue::List(list)) = value.cast_to(&list_type)
         && let Some(numbers) = list.value(0).as_primitive_opt::<Float64Type>()
         && list.null_count() + numbers.null_count() == 0
     {

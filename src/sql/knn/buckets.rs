@@ -30,25 +30,25 @@ pub(in crate::sql) static BUCKETS: Function =
 
 fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPlan> {
     let items = arguments.required_input("items")?;
-    let wanted = arguments.value("metric")?.unwrap_or_else(|| lit(Metric::default().name()));
-    let wanted = argument(wanted, DataType::Utf8);
+    let metric_name = arguments.value("metric")?.unwrap_or_else(|| lit(Metric::default().name()));
+    let metric_name = argument(metric_name, DataType::Utf8);
     arguments.required_value("tables")?;
     arguments.required_value("hashes")?;
     let lsh = LshArguments::from_call(&arguments)?;
-    for (name, expr) in lsh.all().chain([("metric", &wanted)]) {
+    for (name, expr) in lsh.all().chain([("metric", &metric_name)]) {
         if !expr.column_refs().is_empty() || expr.is_volatile() {
             return plan_err!("{NAME}: argument '{name}' is {expr}; accepted is a constant or $1");
         }
     }
     let is_literal = |(_, expr): (_, &Expr)| matches!(expr, Expr::Literal(_, _));
-    if lsh.all().chain([("metric", &wanted)]).all(is_literal) {
-        params(&lsh, metric(NAME, &wanted)?, 0)?;
+    if lsh.all().chain([("metric", &metric_name)]).all(is_literal) {
+        params(&lsh, metric(NAME, &metric_name)?, 0)?;
     }
     let carried = items.schema().columns();
     let mut columns = ColumnResolver::try_new(NAME, "items", items, resolve)?;
-    let asked = arguments.columns("vector")?;
-    let vector_kind = VectorKind::under(known_metric(NAME, &wanted)?);
-    let vector = columns.vector(asked.as_ref(), vector_kind, VectorUse::Shared)?;
+    let requested = arguments.columns("vector")?;
+    let vector_kind = VectorKind::under(known_metric(NAME, &metric_name)?);
+    let vector = columns.vector(requested.as_ref(), vector_kind, VectorUse::Shared)?;
     let input = columns.into_plan()?;
     for field in &bucket_fields() {
         if carried.iter().any(|column| column.name == *field.name()) {
@@ -60,15 +60,15 @@ fn plan(mut arguments: Arguments, resolve: &mut Resolve<'_>) -> Result<LogicalPl
     }
     let names = vector.names().iter();
     let vectors = names.map(|name| Expr::Column(Column::from_name(name)));
-    let values = std::iter::once(wanted).chain(lsh.all().map(|(_, expr)| expr.clone()));
+    let values = std::iter::once(metric_name).chain(lsh.all().map(|(_, expr)| expr.clone()));
     let of_row = BucketsOfRow {
         vector: vector.clone(),
         arguments: lsh.all().map(|(name, _)| name).collect(),
         signature: UdfSignature::user_defined(Volatility::Stable),
     };
     let buckets = ScalarUDF::from(of_row).call(vectors.chain(values).collect()).alias(BUCKET);
-    let own = |columns: &[Column]| columns.iter().cloned().map(Expr::Column).collect::<Vec<_>>();
-    let mut output = own(&carried);
+    let exprs = |columns: &[Column]| columns.iter().cloned().map(Expr::Column).collect::<Vec<_>>();
+    let mut output = exprs(&carried);
     let unnested = LogicalPlanBuilder::from(input)
         .project(output.iter().cloned().chain([buckets]))?
         .unnest_column(BUCKET)?;

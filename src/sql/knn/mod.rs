@@ -70,10 +70,10 @@ fn plan(
         return plan_err!("{name}: argument 'training_vector' is given, but 'training' is not");
     }
     let of_base = arguments.columns("base_vector")?.or_else(|| both.clone());
-    let asked = of_base.as_ref().map(ColumnArgument::names);
+    let names = of_base.as_ref().map(ColumnArgument::names);
     let metric = match (arguments.value("metric")?, &lsh) {
         (Some(given), _) => given,
-        (None, Some(_)) => lit(metric_of(&base, asked.as_deref())?.unwrap_or_default().name()),
+        (None, Some(_)) => lit(metric_of(&base, names.as_deref())?.unwrap_or_default().name()),
         (None, None) => lit(Metric::default().name()),
     };
     let vectors = Vectors {
@@ -112,16 +112,16 @@ fn build(
     let metric = argument(metric, DataType::Utf8);
     let vector_kind = VectorKind::under(known_metric(name, &metric)?);
     let use_of = if vectors.keep { VectorUse::Copied } else { VectorUse::Taken };
-    let asked = [
+    let requested = [
         ("queries", queries.as_ref(), vectors.queries.as_ref()),
         ("base", Some(&base), vectors.base.as_ref()),
         ("training", training.as_ref(), vectors.training.as_ref()),
     ];
-    let of_nulls = type_of_nulls(name, asked, vector_kind, resolve)?;
-    let mut side = |input: &str, plan: LogicalPlan, asked: Option<&ColumnArgument>| {
+    let of_nulls = type_of_nulls(name, requested, vector_kind, resolve)?;
+    let mut side = |input: &str, plan: LogicalPlan, requested: Option<&ColumnArgument>| {
         let columns = ColumnResolver::try_new(name, input, plan, resolve)?;
         let mut columns = columns.with_nulls_of(of_nulls.clone());
-        let vector = columns.vector(asked, vector_kind, use_of)?;
+        let vector = columns.vector(requested, vector_kind, use_of)?;
         Ok::<_, DataFusionError>((vector, columns.into_plan()?))
     };
     let queries = match queries {
@@ -144,11 +144,11 @@ fn type_of_nulls(
     vector_kind: VectorKind,
     resolve: &mut Resolve<'_>,
 ) -> Result<Option<DataType>> {
-    for (input, plan, asked) in inputs {
+    for (input, plan, requested) in inputs {
         let Some(plan) = plan else { continue };
         let mut columns = ColumnResolver::try_new(name, input, plan.clone(), resolve)?;
-        if let Some(found) = columns.vector_type(asked, vector_kind)? {
-            return Ok(Some(found));
+        if let Some(data_type) = columns.vector_type(requested, vector_kind)? {
+            return Ok(Some(data_type));
         }
     }
     Ok(None)
