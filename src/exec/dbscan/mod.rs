@@ -30,10 +30,13 @@ use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase};
 
-/// The specification of a [`DbscanExec`].
+/// The specification of a [`DbscanExec`], independent of its input. It has no `init_vector`.
 pub type DbscanSpec = ClusterSpec<DbscanOutput>;
 
-/// The operator of DBSCAN.
+/// Rows with their clusters by density, in one partition and in the order of the input.
+///
+/// The input is read over all of its partitions, its memory is reserved in the session's pool, and
+/// dropping the stream cancels the work.
 pub type DbscanExec = ClusterExec<DbscanOutput>;
 
 impl DbscanExec {

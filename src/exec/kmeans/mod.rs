@@ -33,10 +33,13 @@ use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase, Watch};
 
-/// The specification of a [`KMeansExec`].
+/// The specification of a [`KMeansExec`], independent of its inputs.
 pub type KMeansSpec = ClusterSpec<KMeansOutput>;
 
-/// The operator of k-means.
+/// Rows in clusters, or the clusters, in one partition and in the order of the input.
+///
+/// The inputs are read over all of their partitions, their memory is reserved in the session's
+/// pool, and dropping the stream cancels the work.
 pub type KMeansExec = ClusterExec<KMeansOutput>;
 
 impl KMeansExec {

@@ -18,7 +18,8 @@ use crate::algo::dbscan::DbscanParams;
 use crate::exec::{Dbscan, DbscanOutput, VectorColumn};
 use crate::matrix::ElementKind;
 
-/// DBSCAN in a logical plan.
+/// DBSCAN in a logical plan. Its input is its child. Arguments are expressions, since they may be
+/// parameters. Settings are read when the physical plan is made.
 pub type DbscanNode = ClusterNode<DbscanOutput>;
 
 /// The table function `dbscan`.

@@ -54,6 +54,8 @@ impl KMeansArguments {
         has_init: bool,
         default_seed: u64,
     ) -> Result<KMeansParams> {
+        let k = positive(function, "k", &self.k)?;
+        let params = KMeans::k(k).metric(metric(function, &self.metric)?);
         let params = KMeans {
             max_iterations: positive(function, "max_iterations", &self.max_iterations)?,
             tolerance: not_negative(function, "tolerance", &self.tolerance)?,
@@ -63,7 +65,7 @@ impl KMeansArguments {
                 Some(expr) => whole(function, "seed", expr)?,
                 None => default_seed,
             }),
-            ..KMeans::k(positive(function, "k", &self.k)?).metric(metric(function, &self.metric)?)
+            ..params
         };
         Ok(params.params()?)
     }

@@ -16,7 +16,8 @@ use super::clustering::{self, ClusterCall, ClusterNode};
 use crate::algo::kmeans::{Init, KMeansParams};
 use crate::exec::{KMeans, KMeansOutput, VectorColumn};
 
-/// k-means in a logical plan.
+/// k-means in a logical plan. Its inputs are its children. Arguments are expressions, since they
+/// may be parameters. Settings are read when the physical plan is made.
 pub type KMeansNode = ClusterNode<KMeansOutput>;
 
 /// The table function `kmeans`.

@@ -51,6 +51,11 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/kmeans.md",
+        file: "src/device/cpu/kmeans/exhaustive.rs",
+        numbers: &[("rounds in more than {} dimensions", "const MOST_DIM: usize = ")],
+    },
+    Shared {
+        page: "sql/kmeans.md",
         file: "src/device/cuda/kmeans/kernels.rs",
         numbers: &[
             ("rows of up to {} dimensions stay on the GPU", "const TILES_DIM: usize = "),
