@@ -16,6 +16,11 @@ pub(crate) fn in_parallel<I: Send, T: Send>(
     tasks.into_par_iter().map(run).collect()
 }
 
+/// Locks a mutex, also after a panic of a thread that held it.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Busy threads per core up to which new work gets one thread per core.
 const FULL: usize = 4;
 
@@ -54,14 +59,14 @@ pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 /// Thread pools, each of which does one piece of work at a time.
 struct Pools {
     cores: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     /// Held by the first in the queue while it waits for threads.
     turn: tokio::sync::Mutex<()>,
     given_back: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// Number of busy threads.
     busy: usize,
     idle: Vec<ThreadPool>,
@@ -130,8 +135,8 @@ impl Pools {
         idle.or_else(|| pool_of(threads))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        lock(&self.state)
     }
 }
 

@@ -19,13 +19,13 @@ const UNCHECKED: usize = 4096;
 pub struct Rows {
     matrix: Arc<Matrix>,
     /// The original vectors, if the matrix has their unit vectors, rounded to f32.
-    given: Option<Arc<Given>>,
+    given: Option<Arc<OriginalVectors>>,
     range: Range<usize>,
 }
 
 /// The original vectors of f32, and their directions.
 #[derive(Debug)]
-struct Given {
+struct OriginalVectors {
     matrix: Arc<Matrix>,
     directions: Vec<Direction>,
     _reserved: Vec<Reserved>,
@@ -126,7 +126,7 @@ impl Rows {
             })?;
             matrix = Arc::new(Matrix::new(Elements::F32(units), self.len(), dim));
         }
-        let given = Some(Arc::new(Given { matrix: given, directions, _reserved }));
+        let given = Some(Arc::new(OriginalVectors { matrix: given, directions, _reserved }));
         Ok(Self { range: 0..matrix.rows(), matrix, given })
     }
 
@@ -188,7 +188,10 @@ impl Rows {
         };
         let of = |at: &u32| given.directions[self.range.start + *at as usize];
         let directions = positions.iter().map(of).collect();
-        Ok(Self { given: Some(Arc::new(Given { matrix, directions, _reserved })), ..rows })
+        Ok(Self {
+            given: Some(Arc::new(OriginalVectors { matrix, directions, _reserved })),
+            ..rows
+        })
     }
 
     /// A matrix of the rows at these positions.

@@ -292,11 +292,11 @@ impl AnyDevice {
 
     /// Prepares the device for DBSCAN: see [`DbscanDevice::warm_dbscan`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub fn warm_dbscan(&self, metric: Metric, rows: (ElementKind, usize), has_weights: bool) {
+    pub fn warm_dbscan(&self, metric: Metric, kind: ElementKind, dim: usize, has_weights: bool) {
         match self {
             Self::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            Self::Cuda(device) => device.warm_dbscan(metric, rows, has_weights),
+            Self::Cuda(device) => device.warm_dbscan(metric, kind, dim, has_weights),
         }
     }
 

@@ -67,7 +67,7 @@ pub fn dbscan(
     let input = DbscanInput { rows, weights, ends, within, min_points };
     let per_row = size_of::<Option<u32>>() + size_of::<u32>();
     let _reserved = job.reserve("clusters of rows", rows.len() * per_row)?;
-    let Components { core, first, work } = device.run(Solve { input, job })?;
+    let Components { core, first, work } = device.run(DbscanTask { input, job })?;
     let mut numbers = vec![NOISE; rows.len()];
     let (mut start, mut count) = (0, 0);
     for end in ends {
@@ -85,12 +85,12 @@ pub fn dbscan(
     Ok(Density { clusters, core, count, work })
 }
 
-struct Solve<'a> {
+struct DbscanTask<'a> {
     input: DbscanInput<'a>,
     job: &'a Job,
 }
 
-impl OnDevice for Solve<'_> {
+impl OnDevice for DbscanTask<'_> {
     type Output = Result<Components>;
 
     fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {

@@ -17,7 +17,8 @@ const UNCHECKED: usize = 4096;
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
 pub(super) fn distinct_rows<T: Real>(
-    (values, metric): (&[T], Metric),
+    values: &[T],
+    metric: Metric,
     dim: usize,
     weights: Option<&[f64]>,
     most: usize,

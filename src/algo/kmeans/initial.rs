@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::input::Input;
+use super::input::ProblemInput;
 use super::params::{Init, KMeansParams};
 use crate::device::{Assignment, KMeansDevice, KMeansInput, KMeansSession};
 use crate::error::{Error, Result};
@@ -16,8 +16,9 @@ use crate::rows::Rows;
 
 /// The initial centroids of a run, for each problem.
 pub(super) fn initial<D: KMeansDevice, T: Real>(
-    inputs: &[Input<'_, T>],
-    (device, session): (&D, &mut (dyn KMeansSession<T> + '_)),
+    inputs: &[ProblemInput<'_, T>],
+    device: &D,
+    session: &mut (dyn KMeansSession<T> + '_),
     given: Option<&Rows>,
     run: usize,
     job: &Job,
@@ -29,13 +30,14 @@ pub(super) fn initial<D: KMeansDevice, T: Real>(
     match params.init {
         Init::Given => all().into_iter().map(|(_, input)| input.given(given)).collect(),
         Init::Random => {
-            let at_random = |(_, input): (usize, &Input<'_, T>)| input.at_random(random(), job);
+            let at_random =
+                |(_, input): (usize, &ProblemInput<'_, T>)| input.at_random(random(), job);
             in_parallel(all(), at_random).into_iter().collect()
         }
         Init::PlusPlus => session.seed((0..inputs.len()).map(|i| (i, random())).collect(), job),
         Init::Parallel => {
             let session = &*session;
-            let parallel = |(i, input): (usize, &Input<'_, T>)| {
+            let parallel = |(i, input): (usize, &ProblemInput<'_, T>)| {
                 let assign_to = |centroids: &[T]| session.assign_to(i, centroids, job);
                 input.parallel(device, assign_to, random(), job)
             };
@@ -44,7 +46,7 @@ pub(super) fn initial<D: KMeansDevice, T: Real>(
     }
 }
 
-impl<T: Real> Input<'_, T> {
+impl<T: Real> ProblemInput<'_, T> {
     fn given(&self, centroids: Option<&Rows>) -> Result<Vec<T>> {
         let Some(values) = centroids.and_then(|given| given.reals::<T>()) else {
             let message = "kmeans: no first centroids, or of another type than the rows";
@@ -238,7 +240,7 @@ mod tests {
     }
 
     /// k-means|| of rows at equal distances.
-    struct Parallel<'a>(&'a Input<'a, f64>, &'a Job);
+    struct Parallel<'a>(&'a ProblemInput<'a, f64>, &'a Job);
 
     impl OnDevice for Parallel<'_> {
         type Output = Result<Vec<f64>>;
@@ -261,7 +263,8 @@ mod tests {
         let rows = Rows::all(Arc::new(Matrix::new(f64::elements(values.clone()), count, dim)));
         let params = KMeansParams::try_new(k as u64, Metric::L2).unwrap();
         let (unit, tolerance) = (1.0, 0.0);
-        let input = Input { rows, values: &values, dim, weights: None, params, unit, tolerance };
+        let input =
+            ProblemInput { rows, values: &values, dim, weights: None, params, unit, tolerance };
         let at_random = |job: &Job| input.at_random(Random::new(1), job);
         let parallel = |job: &Job| AnyDevice::cpu().run(Parallel(&input, job));
         // The bits and values of 200 rows; about 400 rows in each of five rounds.

@@ -6,7 +6,7 @@ use crate::matrix::Real;
 use crate::rows::Rows;
 
 /// The rows of one problem, which get clusters of their own.
-pub(super) struct Input<'a, T> {
+pub(super) struct ProblemInput<'a, T> {
     pub rows: Rows,
     pub values: &'a [T],
     pub dim: usize,
@@ -17,7 +17,7 @@ pub(super) struct Input<'a, T> {
     pub tolerance: f64,
 }
 
-impl<'a, T: Real> Input<'a, T> {
+impl<'a, T: Real> ProblemInput<'a, T> {
     /// The rows of a problem within an input.
     pub fn new(
         problem: &KMeansProblem,

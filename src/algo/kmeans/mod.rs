@@ -18,16 +18,13 @@ mod input;
 mod params;
 mod run;
 
-use std::sync::Arc;
-
 pub use clustering::{Clustering, Rounds};
 pub use params::{Init, KMeansParams};
 
-use self::run::best_runs;
-use crate::device::{AnyDevice, Device, OnDevice};
+use self::run::KMeansTask;
+use crate::device::AnyDevice;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::matrix::ElementKind;
 use crate::rows::Rows;
 
 /// Clusters rows that are prepared for the metric.
@@ -54,8 +51,8 @@ pub fn kmeans(
         return Ok(Clustering::of_nothing(rows));
     }
     let ends = &[rows.len()];
-    let solve = Solve { rows, weights, ends, given, params: (params, false), job };
-    let mut found = device.run(solve)?.into_iter();
+    let task = KMeansTask { rows, weights, ends, given, params, clamps: false, job };
+    let mut found = device.run(task)?.into_iter();
     found.next().ok_or_else(|| Error::InvalidArgument("kmeans: no runs".to_string()))
 }
 
@@ -78,32 +75,8 @@ pub fn kmeans_groups(
         let message = "kmeans: groups of rows take no given centroids";
         return Err(Error::InvalidArgument(message.to_string()));
     }
-    let params = (params, true);
-    device.run(Solve { rows, weights: None, ends, given: None, params, job })
-}
-
-struct Solve<'a> {
-    rows: &'a Rows,
-    weights: Option<&'a [f64]>,
-    ends: &'a [usize],
-    given: Option<&'a Rows>,
-    /// The parameters, and whether a problem may have fewer than `k` clusters.
-    params: (&'a KMeansParams, bool),
-    job: &'a Job,
-}
-
-impl OnDevice for Solve<'_> {
-    type Output = Result<Vec<Clustering>>;
-
-    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
-        let Self { rows, weights, ends, given, params, job } = self;
-        let rows = (rows, weights);
-        if rows.0.matrix().kind() == ElementKind::F64 {
-            best_runs::<D, f64>(device, rows, ends, given, params, job)
-        } else {
-            best_runs::<D, f32>(device, rows, ends, given, params, job)
-        }
-    }
+    let (weights, given, clamps) = (None, None, true);
+    device.run(KMeansTask { rows, weights, ends, given, params, clamps, job })
 }
 
 /// Checks the weights: one for each row, all finite and ≥ 0, and at least one > 0.

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use super::clustering::{Clustering, Rounds};
 use super::distinct::distinct_rows;
 use super::initial::initial;
-use super::input::Input;
+use super::input::ProblemInput;
 use super::params::{Init, KMeansParams};
 use crate::device::{
     Device, KMeansInput, KMeansProblem, KMeansSession, KMeansShape, Means, NearestCentroids,
-    StopReason, centroid_shift,
+    OnDevice, StopReason, centroid_shift,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
-use crate::matrix::{Matrix, Real};
+use crate::matrix::{ElementKind, Matrix, Real};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::rows::Rows;
@@ -28,24 +28,42 @@ const BLOCK: usize = 1 << 16;
 const PER_PROBLEM: usize = 2048;
 
 /// The progress of a problem's run.
-struct Progress {
+struct RunProgress {
     iterations: usize,
     moved: usize,
     is_done: bool,
 }
 
+/// Clusters the rows of each problem separately.
+pub(super) struct KMeansTask<'a> {
+    pub rows: &'a Rows,
+    pub weights: Option<&'a [f64]>,
+    /// The end of each problem among the rows; the first starts at 0, the last ends with the rows.
+    pub ends: &'a [usize],
+    /// The initial centroids for [`Init::Given`].
+    pub given: Option<&'a Rows>,
+    pub params: &'a KMeansParams,
+    /// Whether a problem has at most as many clusters as it has distinct rows of positive weight,
+    /// instead of `params.k`.
+    pub clamps: bool,
+    pub job: &'a Job,
+}
+
+impl OnDevice for KMeansTask<'_> {
+    type Output = Result<Vec<Clustering>>;
+
+    fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
+        match self.rows.matrix().kind() {
+            ElementKind::F64 => best_runs::<D, f64>(device, self),
+            _ => best_runs::<D, f32>(device, self),
+        }
+    }
+}
+
 /// The best run of each problem.
-///
-/// `ends` has the end of each problem among the rows; the first starts at 0, the last ends with the
-/// rows. A problem has `params.k` clusters; with `clamps`, at most as many as it has distinct rows
-/// of positive weight.
-pub(super) fn best_runs<D: Device, T: Real>(
+fn best_runs<D: Device, T: Real>(
     device: &Arc<D>,
-    (rows, weights): (&Rows, Option<&[f64]>),
-    ends: &[usize],
-    given: Option<&Rows>,
-    (params, clamps): (&KMeansParams, bool),
-    job: &Job,
+    KMeansTask { rows, weights, ends, given, params, clamps, job }: KMeansTask<'_>,
 ) -> Result<Vec<Clustering>> {
     params.check()?;
     let rows = &rows.averaged(params.metric, job)?;
@@ -61,9 +79,9 @@ pub(super) fn best_runs<D: Device, T: Real>(
     let mut inputs = Vec::new();
     let problems = || {
         let found = in_parallel(ranges, |range| {
-            let k = clusters(input, values, range.clone(), (params, clamps), job)?;
+            let k = clusters(input, values, range.clone(), params, clamps, job)?;
             let problem = KMeansProblem::new::<T>(input, range, k, params.tolerance, job)?;
-            let of_problem = Input::new(&problem, input, values, params);
+            let of_problem = ProblemInput::new(&problem, input, values, params);
             Ok((problem, of_problem))
         });
         let found = found.into_iter().collect::<Result<Vec<_>>>()?;
@@ -77,8 +95,8 @@ pub(super) fn best_runs<D: Device, T: Real>(
     let mut best: Vec<Option<Clustering>> = vec![None; inputs.len()];
     for run in 0..runs {
         job.enter(Phase::Seed);
-        let centroids = initial(&inputs, (&**device, session.as_mut()), given.as_ref(), run, job)?;
-        let found = lloyd(&inputs, (device, session.as_mut()), centroids, job)?;
+        let centroids = initial(&inputs, &**device, session.as_mut(), given.as_ref(), run, job)?;
+        let found = lloyd(&inputs, device, session.as_mut(), centroids, job)?;
         best.iter_mut().zip(found).for_each(|(best, found)| keep_better(best, found));
     }
     let mut best = best.into_iter().flatten();
@@ -122,13 +140,14 @@ fn clusters<T: Real>(
     input: KMeansInput<'_>,
     values: &[T],
     rows: Range<usize>,
-    (params, clamps): (&KMeansParams, bool),
+    params: &KMeansParams,
+    clamps: bool,
     job: &Job,
 ) -> Result<usize> {
     let dim = input.rows.matrix().dim();
     let weights = input.weights.map(|weights| &weights[rows.clone()]);
     let own = &values[rows.start * dim..rows.end * dim];
-    let found = distinct_rows((own, params.cost()), dim, weights, params.k, job)?;
+    let found = distinct_rows(own, params.cost(), dim, weights, params.k, job)?;
     if found < params.k && !clamps {
         let (k, weighing) = (params.k, if weights.is_some() { " of positive weight" } else { "" });
         return Err(Error::Unsatisfiable(format!(
@@ -140,8 +159,9 @@ fn clusters<T: Real>(
 
 /// Lloyd's rounds of all problems, from `centroids` on.
 fn lloyd<D: Device, T: Real>(
-    inputs: &[Input<'_, T>],
-    (device, session): (&Arc<D>, &mut (dyn KMeansSession<T> + '_)),
+    inputs: &[ProblemInput<'_, T>],
+    device: &Arc<D>,
+    session: &mut (dyn KMeansSession<T> + '_),
     centroids: Vec<Vec<T>>,
     job: &Job,
 ) -> Result<Vec<Clustering>> {
@@ -150,12 +170,15 @@ fn lloyd<D: Device, T: Real>(
         job.check()?;
         session.start(problem, centroids, job)?;
     }
-    let progress =
-        |input: &Input<'_, T>| Progress { iterations: 0, moved: input.rows.len(), is_done: false };
+    let progress = |input: &ProblemInput<'_, T>| RunProgress {
+        iterations: 0,
+        moved: input.rows.len(),
+        is_done: false,
+    };
     let mut all: Vec<_> = inputs.iter().map(progress).collect();
     loop {
         let open = all.iter().enumerate().filter(|(_, progress)| !progress.is_done);
-        let limit = |(i, progress): (usize, &Progress)| {
+        let limit = |(i, progress): (usize, &RunProgress)| {
             (i, inputs[i].params.max_iterations - progress.iterations)
         };
         let open: Vec<_> = open.map(limit).collect();
@@ -176,7 +199,7 @@ fn lloyd<D: Device, T: Real>(
         }
     }
     job.enter(Phase::Assign);
-    let last = |(i, progress): (usize, Progress)| {
+    let last = |(i, progress): (usize, RunProgress)| {
         job.check()?;
         session.assign(i, job)?;
         Ok((&inputs[i], progress, session.labels(i, job)?, session.centroids(i)?))
@@ -185,14 +208,14 @@ fn lloyd<D: Device, T: Real>(
     let part = job.part();
     let found = in_parallel(all, |(input, progress, labels, centroids)| {
         let centroids = Arc::new(Matrix::new(T::elements(centroids), input.params.k, input.dim));
-        let (rows, metric) = ((&input.rows, &centroids), input.params.metric);
-        let nearest = NearestCentroids::of(device, rows, metric, labels, &part)?;
+        let (rows, metric) = (&input.rows, input.params.metric);
+        let nearest = NearestCentroids::of(device, rows, &centroids, metric, labels, &part)?;
         Ok(input.clustering(nearest, centroids, &progress))
     });
     found.into_iter().collect()
 }
 
-impl<T: Real> Input<'_, T> {
+impl<T: Real> ProblemInput<'_, T> {
     /// Moves all centroids, and those of empty clusters to rows far from their own centroids;
     /// returns whether the shift is within the tolerance.
     fn fill_empty_clusters(
@@ -217,7 +240,7 @@ impl<T: Real> Input<'_, T> {
         &self,
         NearestCentroids { labels, distances, work }: NearestCentroids,
         centroids: Arc<Matrix>,
-        progress: &Progress,
+        progress: &RunProgress,
     ) -> Clustering {
         let k = self.params.k;
         // At least 16 rows per cluster, so that the partial results are small relative to the rows.

@@ -4,7 +4,7 @@
 //! Used by the CPU, and by other devices that have no better method for a problem.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{ClusterMeans, HeldQueries, Means, StreamedSearch};
 use crate::device::contract::{
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Progress, Reserved};
 use crate::matrix::{Matrix, Real};
 use crate::metric::Metric;
-use crate::parallel::{in_parallel, threads};
+use crate::parallel::{in_parallel, lock, threads};
 use crate::random::Random;
 use crate::rows::Rows;
 
@@ -33,7 +33,7 @@ pub struct BySearch<'a, D: KMeansDevice, T> {
     search: CentroidSearch<D>,
     /// The rows of a single problem, on a device with its own memory.
     held: Option<HeldQueries<D>>,
-    problems: Vec<Problem<'a, T>>,
+    problems: Vec<SearchedProblem<'a, T>>,
 }
 
 /// The search for the nearest centroid of each row.
@@ -44,11 +44,11 @@ struct CentroidSearch<D> {
 }
 
 /// The rows of a problem, and its state.
-struct Problem<'a, T> {
+struct SearchedProblem<'a, T> {
     rows: Rows,
     weights: Option<&'a [f64]>,
     given: KMeansProblem,
-    state: Option<State<T>>,
+    state: Option<RunState<T>>,
     /// The assigner of rows in rounds: `None` before the device was asked, `Some(None)` if it has
     /// none.
     assigner: Option<Option<Box<dyn Assigner>>>,
@@ -56,7 +56,7 @@ struct Problem<'a, T> {
     about_zero: Option<f64>,
 }
 
-struct State<T> {
+struct RunState<T> {
     centroids: Vec<T>,
     sums: ClusterSums,
     /// The means of the sums after the last round.
@@ -84,7 +84,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
     pub fn open(device: &Arc<D>, input: KMeansInput<'a>, problems: Vec<KMeansProblem>) -> Self {
         let KMeansInput { rows, weights, metric } = input;
         let holds = problems.len() == 1 && device.info().memory.is_some();
-        let problems = problems.into_iter().map(|given| Problem {
+        let problems = problems.into_iter().map(|given| SearchedProblem {
             rows: rows.slice(given.rows.clone()),
             weights: weights.map(|weights| &weights[given.rows.clone()]),
             given,
@@ -127,7 +127,7 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     fn seed(&mut self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>> {
         let alone = problems.len() == 1;
         let seed = |(problem, mut random): (usize, Random), job: &Job| {
-            let Problem { rows, weights, given, .. } = &self.problems[problem];
+            let SearchedProblem { rows, weights, given, .. } = &self.problems[problem];
             let input = KMeansInput { rows, weights: *weights, metric: self.search.metric };
             self.search.device.plus_plus(input, given.k, &mut random, job)
         };
@@ -142,7 +142,7 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
         let rows = &self.problems[problem].rows;
         let centroids = rows_of(centroids, rows.matrix().dim());
         let (Clusters { labels, costs, .. }, _) =
-            self.search.nearest((rows, None), None, centroids, None, job)?;
+            self.search.nearest(rows, None, None, centroids, None, job)?;
         Ok(Assignment { labels, costs: costs.ok_or_else(not_started)? })
     }
 
@@ -166,11 +166,11 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
             chosen.partition(|(_, problem, _)| limits.len() == 1 || problem.is_large());
         let mut runs = HashMap::new();
         for (i, problem, limit) in large {
-            runs.insert(i, problem.run((search, held.as_deref_mut()), limit, job)?);
+            runs.insert(i, problem.run(search, held.as_deref_mut(), limit, job)?);
         }
         let part = job.part();
         let ran = in_parallel(small, |(i, problem, limit)| {
-            Ok::<_, Error>((i, problem.run((search, None), limit, &part)?))
+            Ok::<_, Error>((i, problem.run(search, None, limit, &part)?))
         });
         for ran in ran {
             let (i, run) = ran?;
@@ -181,11 +181,11 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
 
     fn assign(&mut self, problem: usize, job: &Job) -> Result<()> {
         let Self { search, held, problems } = self;
-        problems[problem].assign((search, held.as_mut()), job).map(drop)
+        problems[problem].assign(search, held.as_mut(), job).map(drop)
     }
 
     fn labels(&mut self, problem: usize, _job: &Job) -> Result<Labels> {
-        let Problem { state, assigner, .. } = &self.problems[problem];
+        let SearchedProblem { state, assigner, .. } = &self.problems[problem];
         let clusters = state.as_ref().and_then(|state| state.clusters.as_ref());
         let Clusters { labels, costs, centroids } = clusters.ok_or_else(not_started)?;
         let undecided = match (costs, assigner) {
@@ -196,7 +196,7 @@ impl<D: Device, T: Real> KMeansSession<T> for BySearch<'_, D, T> {
     }
 
     fn assignment(&mut self, problem: usize, job: &Job) -> Result<Assignment<T>> {
-        let Problem { state, assigner, .. } = &mut self.problems[problem];
+        let SearchedProblem { state, assigner, .. } = &mut self.problems[problem];
         let clusters = state.as_mut().and_then(|state| state.clusters.as_mut());
         let Clusters { labels, costs, centroids } = clusters.ok_or_else(not_started)?;
         let costs = match (&costs, &assigner) {
@@ -244,7 +244,8 @@ impl<D: Device> CentroidSearch<D> {
     /// if any. Also returns the rows whose nearest changed, if they had a previous one.
     fn nearest<T: Real>(
         &self,
-        (rows, assigner): (&Rows, Option<&mut Box<dyn Assigner>>),
+        rows: &Rows,
+        assigner: Option<&mut Box<dyn Assigner>>,
         held: Option<&mut HeldQueries<D>>,
         centroids: Rows,
         before: Option<Vec<u32>>,
@@ -262,19 +263,19 @@ impl<D: Device> CentroidSearch<D> {
         let (device, base) = (self.device.clone(), centroids.clone());
         let search = StreamedSearch::open(device, base, self.metric, 1, job)?;
         let near = had_labels.then_some(labels.as_slice());
-        let found = search.search_held((rows, held), QueryRows::Separate, near, job)?;
+        let found = search.search_held(rows, held, QueryRows::Separate, near, job)?;
         *self.lock() += found.work;
         let moved = near.map(|before| cluster_sums::moved_rows(before, &found.rows));
         let costs = Some(found.distances.reals().ok_or_else(not_started)?);
         Ok((Clusters { labels: found.rows, costs, centroids }, moved))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        lock(&self.work)
     }
 }
 
-impl<T: Real> Problem<'_, T> {
+impl<T: Real> SearchedProblem<'_, T> {
     /// Number of operations of a round.
     fn operations(&self) -> usize {
         self.rows.len() * self.given.k * self.rows.matrix().dim()
@@ -288,7 +289,7 @@ impl<T: Real> Problem<'_, T> {
         self.rows.reals().expect("a session has rows of its own type")
     }
 
-    fn state_mut(&mut self) -> Result<&mut State<T>> {
+    fn state_mut(&mut self) -> Result<&mut RunState<T>> {
         self.state.as_mut().ok_or_else(not_started)
     }
 
@@ -305,7 +306,7 @@ impl<T: Real> Problem<'_, T> {
         let means_bytes = k * (dim * size_of::<f64>() + size_of::<Option<f64>>());
         let bytes = assignments + sums_bytes + means_bytes + 3 * size_of_val(&*centroids);
         let reserved = job.reserve("cluster assignments", bytes)?;
-        self.state = Some(State {
+        self.state = Some(RunState {
             centroids,
             sums,
             means: ClusterMeans::default(),
@@ -321,7 +322,8 @@ impl<T: Real> Problem<'_, T> {
     /// on the first assignment.
     fn assign<D: Device>(
         &mut self,
-        (search, held): (&CentroidSearch<D>, Option<&mut HeldQueries<D>>),
+        search: &CentroidSearch<D>,
+        held: Option<&mut HeldQueries<D>>,
         job: &Job,
     ) -> Result<Option<Vec<Moved>>> {
         let is_worth_it = self.operations() >= WORTH_BOUNDS;
@@ -337,20 +339,21 @@ impl<T: Real> Problem<'_, T> {
         let assigner = assigner.as_mut().and_then(Option::as_mut);
         let before = state.clusters.take().map(|before| before.labels);
         let centroids = rows_of(&state.centroids, rows.matrix().dim());
-        let (now, moved) = search.nearest((rows, assigner), held, centroids, before, job)?;
+        let (now, moved) = search.nearest(rows, assigner, held, centroids, before, job)?;
         (state.clusters, state.is_assigned) = (Some(now), true);
         Ok(moved)
     }
 
     fn run<D: Device>(
         &mut self,
-        (search, mut held): (&CentroidSearch<D>, Option<&mut HeldQueries<D>>),
+        search: &CentroidSearch<D>,
+        mut held: Option<&mut HeldQueries<D>>,
         limit: usize,
         job: &Job,
     ) -> Result<RoundsRun> {
         let mut moved = self.rows.len();
         for round in 1..=limit {
-            let of_round = self.assign((search, held.as_deref_mut()), job)?;
+            let of_round = self.assign(search, held.as_deref_mut(), job)?;
             job.enter(Phase::Update);
             let stop;
             (moved, stop) =
@@ -368,7 +371,8 @@ impl<T: Real> Problem<'_, T> {
         let (values, weights, dim) = (self.values(), self.weights, self.rows.matrix().dim());
         let means = Means { values, dim, weights, metric };
         let about_zero = self.about_zero.unwrap_or_else(|| means.about_zero());
-        let inertia = |state: &State<T>| means.inertia(about_zero, &state.means, &state.centroids);
+        let inertia =
+            |state: &RunState<T>| means.inertia(about_zero, &state.means, &state.centroids);
         let inertia = self.state.as_ref().map(inertia);
         self.about_zero = Some(about_zero);
         Progress { rounds: 1, moved, inertia }

@@ -13,7 +13,7 @@ use super::error_bounds::{ErrorBounds, RowStats};
 use super::search::StreamedSearch;
 use crate::device::Host;
 use crate::device::contract::{
-    Definition, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryRows, RowUse, SearchDevice,
+    Definition, Distances, NO_ROW, Neighbors, Pairing, QueryInput, QueryRows, RowUse, SearchDevice,
     Work,
 };
 use crate::device::cpu::ExactPairs;
@@ -96,7 +96,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         let ExactLists { mut neighbors, mut open } = self.by_device(queries, query_rows, job)?;
         let done = std::mem::take(&mut neighbors.last).len();
         // Blocks of queries reuse the same memory.
-        let together = self.search.queries_together(self.asked().0);
+        let together = self.search.queries_together(self.listed());
         for first in (done..queries.len()).step_by(together) {
             let some = queries.slice(first..queries.len().min(first.saturating_add(together)));
             let found = self.by_host(&some, query_rows.skip(first as u32), job)?;
@@ -111,16 +111,19 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         // Limits the memory of the longer lists to that of the first search.
         let together = (queries.len() / (2 * LONGER.0)).clamp(AGAIN_AT_LEAST, AGAIN_TOGETHER);
         for some in open.chunks(together) {
-            self.search_again((queries, query_rows), some.to_vec(), &mut neighbors, job)?;
+            self.search_again(
+                QueryInput { rows: queries, query_rows },
+                some.to_vec(),
+                &mut neighbors,
+                job,
+            )?;
         }
         Ok(neighbors)
     }
 
-    /// Length of the candidate lists of a device, and the part of them that matters.
-    fn asked(&self) -> (usize, Option<Enough>) {
-        let listed =
-            self.k.saturating_add(self.error_bounds.more(self.k)).min(self.base().len().max(1));
-        (listed, self.error_bounds.enough(self.k))
+    /// Length of the candidate lists of a device.
+    fn listed(&self) -> usize {
+        self.k.saturating_add(self.error_bounds.more(self.k)).min(self.base().len().max(1))
     }
 
     /// The exact lists of the leading queries for which the device computes exact distances:
@@ -130,11 +133,12 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         if self.base().matrix().kind() != ElementKind::F32 || self.base().is_empty() {
             return Ok(ExactLists { neighbors: none, open: Vec::new() });
         }
-        let (asked, definition) = (self.asked(), Definition { metric: self.metric, k: self.k });
-        let queries_of = (queries, query_rows);
-        let neighbors = self.search.search_by_definition(asked, definition, queries_of, job)?;
+        let (listed, enough) = (self.listed(), self.error_bounds.enough(self.k));
+        let definition = Definition { metric: self.metric, k: self.k };
+        let input = QueryInput { rows: queries, query_rows };
+        let neighbors = self.search.search_by_definition(listed, enough, definition, input, job)?;
         let itself = usize::from(query_rows != QueryRows::Separate);
-        let is_whole = asked.0 >= self.base().len() - itself;
+        let is_whole = listed >= self.base().len() - itself;
         if is_whole || neighbors.last.is_empty() {
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
@@ -159,7 +163,8 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
 
     /// The exact lists of queries, with exact distances computed on the host.
     fn by_host(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<ExactLists> {
-        let found = self.search.search_for(self.asked(), queries, query_rows, job)?;
+        let (listed, enough) = (self.listed(), self.error_bounds.enough(self.k));
+        let found = self.search.search_for(listed, enough, queries, query_rows, job)?;
         if found.rows.is_empty() {
             let distances = Distances::F64(Vec::new());
             let neighbors = Neighbors { distances, ..found };
@@ -169,9 +174,8 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
             let neighbors = self.as_found(found, query_rows, job)?;
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
-        let itself = usize::from(query_rows != QueryRows::Separate);
-        let others = self.base().len() - itself;
-        self.refine(queries, found, (self.k.min(others), others), &self.error_bounds, job)
+        let input = QueryInput { rows: queries, query_rows };
+        self.refine(input, found, self.k, &self.error_bounds, job)
     }
 
     fn exact_pairs<'a>(&'a self, queries: &'a Rows) -> ExactPairs<'a> {
@@ -228,15 +232,17 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
     }
 
     /// Reranks the lists in `found` by exact distance, in memory that they have reserved, and keeps
-    /// the nearest `k` of each query; `others` is the number of base rows per query.
+    /// the nearest `k` of each query.
     fn refine(
         &self,
-        queries: &Rows,
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         found: Neighbors,
-        (k, others): (usize, usize),
+        k: usize,
         error_bounds: &ErrorBounds,
         job: &Job,
     ) -> Result<ExactLists> {
+        let others = self.base().len() - usize::from(query_rows != QueryRows::Separate);
+        let k = k.min(others);
         let Neighbors { per_query: listed, mut rows, distances: sums, mut work, .. } = found;
         let mut distances: Vec<f64> = zeros(rows.len());
         let pairs = self.exact_pairs(queries);
@@ -306,14 +312,14 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
     /// Searches queries with uncertain lists again.
     fn search_again(
         &self,
-        (queries, query_rows): (&Rows, QueryRows),
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         mut open: Vec<u32>,
         all: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
         // Queries that are base rows are searched as separate rows here, and find themselves.
         let itself = usize::from(query_rows != QueryRows::Separate);
-        let (per_query, others) = (all.per_query + itself, self.base().len());
+        let per_query = all.per_query + itself;
         let of_f64 = ErrorBounds::of_f64(self.metric);
         for way in [RetryStrategy::Longer, RetryStrategy::InF64, RetryStrategy::All] {
             if open.is_empty() || way == RetryStrategy::InF64 && !self.error_bounds.has_wider() {
@@ -321,18 +327,19 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
             }
             let _reserved = job.reserve("query block", queries.bytes_at(&open))?;
             let some = queries.at(&open, job)?;
-            let asked = (per_query, others);
+            let separate = QueryInput { rows: &some, query_rows: QueryRows::Separate };
             let ExactLists { neighbors, open: uncertain } = match way {
                 RetryStrategy::Longer => {
                     let k = per_query.saturating_mul(LONGER.0).saturating_add(LONGER.1);
-                    let longer = (k, self.error_bounds.enough(per_query));
-                    let found = self.search.search_for(longer, &some, QueryRows::Separate, job)?;
-                    self.refine(&some, found, asked, &self.error_bounds, job)?
+                    let enough = self.error_bounds.enough(per_query);
+                    let found =
+                        self.search.search_for(k, enough, &some, separate.query_rows, job)?;
+                    self.refine(separate, found, per_query, &self.error_bounds, job)?
                 }
                 RetryStrategy::InF64 => match self.search_in_f64(&some, per_query, job) {
                     // Skip this step for lack of memory.
                     Err(Error::HostMemory { .. } | Error::DeviceMemory { .. }) => continue,
-                    found => self.refine(&some, found?, asked, &of_f64, job)?,
+                    found => self.refine(separate, found?, per_query, &of_f64, job)?,
                 },
                 RetryStrategy::All => {
                     let neighbors = self.search_all(&some, per_query, job)?;
@@ -517,7 +524,8 @@ mod tests {
 
         fn new_exact_lists(
             &self,
-            (queries, base): (&Self::Rows, &Self::Rows),
+            queries: &Self::Rows,
+            base: &Self::Rows,
             k: usize,
             definition: Definition,
             _: &Job,
@@ -587,9 +595,11 @@ mod tests {
 
     fn neighbors<D: SearchDevice + Host>(
         device: &Arc<D>,
-        (base, queries): (&Rows, &Rows),
+        base: &Rows,
+        queries: &Rows,
         query_rows: QueryRows,
-        (metric, k): (Metric, usize),
+        metric: Metric,
+        k: usize,
     ) -> Neighbors {
         let (job, base) = (Job::default(), base.clone());
         let base = base.searched(metric, &job).expect("within no budget");
@@ -606,23 +616,22 @@ mod tests {
         for metric in [Metric::L2, Metric::L1, Metric::InnerProduct, Metric::Cosine] {
             for (queries, query_rows) in [(&queries, QueryRows::Separate), (&own, of_base)] {
                 for k in [1, 7, 130, 900] {
-                    let of = ((&base, queries), query_rows, (metric, k));
-                    let wanted = neighbors(&cpu, of.0, of.1, of.2);
+                    let expected = neighbors(&cpu, &base, queries, query_rows, metric, k);
                     for (blocks, left) in [(0, 0), (2, 0), (9, 4)] {
                         let device = Arc::new(Measuring {
                             cpu: CpuDevice::new(),
                             left: AtomicUsize::new(blocks),
                             forgotten: AtomicUsize::new(0),
                         });
-                        let found = neighbors(&device, of.0, of.1, of.2);
+                        let found = neighbors(&device, &base, queries, query_rows, metric, k);
                         let named = format!("{metric}, k {k}, {query_rows:?}, {blocks} blocks");
                         assert_eq!(device.left.load(Ordering::Relaxed), left, "{named}");
                         // Its layouts are dropped once it runs out of memory.
                         let forgotten = device.forgotten.load(Ordering::Relaxed);
                         assert_eq!(forgotten, usize::from(left == 0), "{named}");
-                        assert_eq!(found.per_query, wanted.per_query, "{named}");
-                        assert!(found.rows == wanted.rows, "{named}");
-                        assert!(found.distances == wanted.distances, "{named}");
+                        assert_eq!(found.per_query, expected.per_query, "{named}");
+                        assert!(found.rows == expected.rows, "{named}");
+                        assert!(found.distances == expected.distances, "{named}");
                         assert!(found.last.is_empty());
                     }
                 }

@@ -127,7 +127,7 @@ impl<T: Real> Means<'_, T> {
         let mut centroids = before.to_vec();
         let all: Vec<_> = centroids.chunks_exact_mut(self.dim).zip(singles).enumerate().collect();
         let mean = |(cluster, (centroid, single)): (usize, (&mut [T], Option<usize>))| {
-            self.centroid(means, (cluster, single), centroid);
+            self.centroid(means, cluster, single, centroid);
         };
         if before.len() < FEW_NUMBERS {
             all.into_iter().for_each(mean);
@@ -142,7 +142,8 @@ impl<T: Real> Means<'_, T> {
     fn centroid(
         &self,
         means: &ClusterMeans,
-        (cluster, single): (usize, Option<usize>),
+        cluster: usize,
+        single: Option<usize>,
         centroid: &mut [T],
     ) {
         let Some((_, mean)) = means.of(cluster) else { return };

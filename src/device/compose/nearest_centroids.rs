@@ -49,7 +49,8 @@ impl NearestCentroids {
     /// [`Cancelled`](Error::Cancelled), [`HostMemory`](Error::HostMemory), and any error of the device.
     pub fn of<D: Device>(
         device: &Arc<D>,
-        (rows, centroids): (&Rows, &Arc<Matrix>),
+        rows: &Rows,
+        centroids: &Arc<Matrix>,
         metric: Metric,
         found: Labels,
         job: &Job,
@@ -82,7 +83,7 @@ impl NearestCentroids {
                     work += found.work;
                     found.rows
                 }
-                None => all_compared(device.host(), (&some, &centroids), metric, job)?,
+                None => all_compared(device.host(), &some, &centroids, metric, job)?,
             };
             match numbers {
                 Some(numbers) => {
@@ -92,7 +93,7 @@ impl NearestCentroids {
                 None => labels[places].copy_from_slice(&nearest),
             }
         }
-        let distances = distances(device.host(), (rows, &centroids), metric, &labels, job)?;
+        let distances = distances(device.host(), rows, &centroids, metric, &labels, job)?;
         Ok(Self { labels, distances, work })
     }
 }
@@ -133,7 +134,8 @@ fn list_bytes(metric: Metric, centroids: &Rows) -> usize {
 /// The nearest centroid of each row, by the exact distances of all pairs.
 fn all_compared(
     host: CpuDevice,
-    (rows, centroids): (&Rows, &Rows),
+    rows: &Rows,
+    centroids: &Rows,
     metric: Metric,
     job: &Job,
 ) -> Result<Vec<u32>> {
@@ -156,7 +158,8 @@ fn all_compared(
 /// The distance of each row from the centroid of its label.
 fn distances(
     host: CpuDevice,
-    (rows, centroids): (&Rows, &Rows),
+    rows: &Rows,
+    centroids: &Rows,
     metric: Metric,
     labels: &[u32],
     job: &Job,
@@ -211,7 +214,7 @@ mod tests {
             let rows = rows.averaged(metric, &Job::default()).unwrap();
             let (base, _) = compared(&centroids, metric, &Job::default()).unwrap();
             let wanted =
-                all_compared(CpuDevice::new(), (&rows, &base), metric, &Job::default()).unwrap();
+                all_compared(CpuDevice::new(), &rows, &base, metric, &Job::default()).unwrap();
             let odd = (1..count as u32).step_by(2).collect::<Vec<_>>();
             for undecided in [None, Some(odd)] {
                 // Decided rows are not compared again.
@@ -222,8 +225,7 @@ mod tests {
                 let budget = Arc::new(Counted::default());
                 let job = Job::default().with_budget(budget.clone());
                 let found = Labels { labels, undecided };
-                let nearest =
-                    NearestCentroids::of(&device, (&rows, &centroids), metric, found, &job);
+                let nearest = NearestCentroids::of(&device, &rows, &centroids, metric, found, &job);
                 assert_eq!(nearest.unwrap().labels, wanted, "{metric}");
                 let (left, most) = (&budget.0, budget.1.load(Ordering::Relaxed));
                 assert_eq!(left.load(Ordering::Relaxed), 0);
@@ -247,8 +249,8 @@ mod tests {
             drop(reserved);
             assert_eq!(budget.0.load(Ordering::Relaxed), 0, "{metric}");
             let found = Labels { labels: vec![0; k], undecided: Some(Vec::new()) };
-            let of = (&rows, &centroids);
-            NearestCentroids::of(&Arc::new(CpuDevice::new()), of, metric, found, &job).unwrap();
+            let device = Arc::new(CpuDevice::new());
+            NearestCentroids::of(&device, &rows, &centroids, metric, found, &job).unwrap();
             let most = budget.1.load(Ordering::Relaxed);
             assert_eq!(most, bytes, "{metric}");
             assert_eq!(budget.0.load(Ordering::Relaxed), 0, "{metric}");

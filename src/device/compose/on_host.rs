@@ -42,7 +42,8 @@ pub fn plus_plus_on_host<T: Real>(
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
 pub fn sums_of(
-    (rows, weights): (&Rows, Option<&[f64]>),
+    rows: &Rows,
+    weights: Option<&[f64]>,
     labels: &[u32],
     mut empty: ClusterSums,
     job: &Job,

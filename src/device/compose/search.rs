@@ -5,16 +5,17 @@
 //! queries keeps its lists on the device until it has been compared with all of the base. If the
 //! device still runs out of memory, a resident base is dropped first, and then the pieces are halved.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::device::contract::{
-    Definition, Enough, Neighbors, Pairing, QueryRows, RowUse, SearchDevice, Shape,
+    Definition, Enough, Neighbors, Pairing, QueryInput, QueryRows, RowUse, SearchDevice, Shape,
 };
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::memory::{Pages, taking};
 use crate::metric::Metric;
+use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// A base that is ready to be searched on a device.
@@ -68,6 +69,14 @@ struct SearchCall<'a> {
     enough: Option<Enough>,
 }
 
+/// The base of a block of queries.
+enum BasePlacement<'a, R> {
+    /// On the device.
+    Resident(&'a R),
+    /// On the host, to be streamed in chunks of this number of rows.
+    Chunks(usize),
+}
+
 impl<D: SearchDevice> StreamedSearch<D> {
     /// Uploads the base to the device, if it fits.
     ///
@@ -92,8 +101,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         Ok(search)
     }
 
-    fn resident(&self) -> std::sync::MutexGuard<'_, Option<Arc<D::Rows>>> {
-        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
+    fn resident(&self) -> MutexGuard<'_, Option<Arc<D::Rows>>> {
+        lock(&self.resident)
     }
 
     /// The top-k lists of the queries.
@@ -112,7 +121,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         near: Option<&[u32]>,
         job: &Job,
     ) -> Result<Neighbors> {
-        self.search_held((queries, None), query_rows, near, job)
+        self.search_held(queries, None, query_rows, near, job)
     }
 
     /// The same for `k` neighbours, independently of the `k` that the base was opened for; `enough`
@@ -122,28 +131,31 @@ impl<D: SearchDevice> StreamedSearch<D> {
     /// Those of [`search`](Self::search).
     pub fn search_for(
         &self,
-        (k, enough): (usize, Option<Enough>),
+        k: usize,
+        enough: Option<Enough>,
         queries: &Rows,
         query_rows: QueryRows,
         job: &Job,
     ) -> Result<Neighbors> {
         let k = k.min(self.base.len().max(1));
-        self.search_asked((queries, None), SearchCall { query_rows, near: None, k, enough }, job)
+        self.search_call(queries, None, SearchCall { query_rows, near: None, k, enough }, job)
     }
 
-    /// The same for queries whose blocks may be on the device, from earlier searches of the same
-    /// queries.
+    /// The same for queries whose blocks may be on the device, `held` since earlier searches of the
+    /// same queries.
     ///
     /// # Errors
     /// Those of [`search`](Self::search).
     pub fn search_held(
         &self,
-        queries: (&Rows, Option<&mut HeldQueries<D>>),
+        queries: &Rows,
+        held: Option<&mut HeldQueries<D>>,
         query_rows: QueryRows,
         near: Option<&[u32]>,
         job: &Job,
     ) -> Result<Neighbors> {
-        self.search_asked(queries, SearchCall { query_rows, near, k: self.k, enough: None }, job)
+        let call = SearchCall { query_rows, near, k: self.k, enough: None };
+        self.search_call(queries, held, call, job)
     }
 
     /// The exact lists of the leading queries for which the device computes exact distances,
@@ -153,9 +165,10 @@ impl<D: SearchDevice> StreamedSearch<D> {
     /// Those of [`search`](Self::search), except [`Error::DeviceMemory`] and [`Error::HostMemory`].
     pub(super) fn search_by_definition(
         &self,
-        (listed, enough): (usize, Option<Enough>),
+        listed: usize,
+        enough: Option<Enough>,
         definition: Definition,
-        (queries, query_rows): (&Rows, QueryRows),
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         job: &Job,
     ) -> Result<Neighbors> {
         let none = Neighbors::none(ElementKind::F64);
@@ -180,13 +193,14 @@ impl<D: SearchDevice> StreamedSearch<D> {
                     near: None,
                     enough,
                 };
-                let asked = (listed, definition);
-                let sides = (&block, &*base);
                 match job.retry_after_eviction(|| {
-                    self.append_exact(sides, &pairing, asked, (&mut found, job))
+                    let lists =
+                        self.exact_lists(&block, &base, &pairing, listed, definition, job)?;
+                    let append = |lists| self.device.download_after(&mut found, lists, job);
+                    lists.map(append).transpose()
                 }) {
-                    Ok(true) => {}
-                    Ok(false) => break,
+                    Ok(Some(())) => {}
+                    Ok(None) => break,
                     // Exact distances on the host need less device memory.
                     Err(Error::DeviceMemory { .. } | Error::HostMemory { .. }) => {
                         self.device.forget_exact(&base);
@@ -200,14 +214,16 @@ impl<D: SearchDevice> StreamedSearch<D> {
         Ok(if found.last.is_empty() { none } else { found })
     }
 
-    /// Appends the exact lists of a block; returns false if exact distances are left to the host.
-    fn append_exact(
+    /// The exact lists of a block; `None` if exact distances are left to the host.
+    fn exact_lists(
         &self,
-        (block, base): (&Rows, &D::Rows),
+        block: &Rows,
+        base: &D::Rows,
         pairing: &Pairing<'_>,
-        (listed, definition): (usize, Definition),
-        (found, job): (&mut Neighbors, &Job),
-    ) -> Result<bool> {
+        listed: usize,
+        definition: Definition,
+        job: &Job,
+    ) -> Result<Option<D::Lists>> {
         let device = &self.device;
         let queries = match pairing.queries {
             QueryRows::OfBase { first } => {
@@ -215,17 +231,18 @@ impl<D: SearchDevice> StreamedSearch<D> {
             }
             QueryRows::Separate => device.rows(block, self.metric),
         };
-        let lists = device.new_exact_lists((&queries, base), listed, definition, job)?;
-        let Some(mut lists) = lists else { return Ok(false) };
-        device.top_k(&queries, base, pairing, &mut lists, job)?;
-        device.download_after(found, lists, job)?;
-        Ok(true)
+        let mut lists = device.new_exact_lists(&queries, base, listed, definition, job)?;
+        if let Some(lists) = &mut lists {
+            device.top_k(&queries, base, pairing, lists, job)?;
+        }
+        Ok(lists)
     }
 
-    fn search_asked(
+    fn search_call(
         &self,
-        (queries, held): (&Rows, Option<&mut HeldQueries<D>>),
-        asked: SearchCall<'_>,
+        queries: &Rows,
+        held: Option<&mut HeldQueries<D>>,
+        call: SearchCall<'_>,
         job: &Job,
     ) -> Result<Neighbors> {
         let kind = self.base.matrix().kind();
@@ -233,18 +250,19 @@ impl<D: SearchDevice> StreamedSearch<D> {
             return Ok(Neighbors::none(kind));
         }
         self.base.check_queries(queries)?;
-        let itself = usize::from(asked.query_rows != QueryRows::Separate);
-        let per_query = asked.k.min(self.base.len() - itself);
+        let itself = usize::from(call.query_rows != QueryRows::Separate);
+        let per_query = call.k.min(self.base.len() - itself);
         let mut found = self.device.preallocate(kind, queries.len().saturating_mul(per_query));
         let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
-        taking(pages.collect(), || self.search_blocks((queries, held), asked, &mut found, job))?;
+        taking(pages.collect(), || self.search_blocks(queries, held, call, &mut found, job))?;
         Ok(found)
     }
 
     /// The top-k lists of the queries, block by block.
     fn search_blocks(
         &self,
-        (queries, mut held): (&Rows, Option<&mut HeldQueries<D>>),
+        queries: &Rows,
+        mut held: Option<&mut HeldQueries<D>>,
         SearchCall { query_rows, near, k, enough }: SearchCall<'_>,
         found: &mut Neighbors,
         job: &Job,
@@ -263,7 +281,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             let known = held.as_ref().and_then(|held| held.block(start));
             let end = queries.len().min(start.saturating_add(pieces.queries));
             let end = known.map_or(end, |(end, _)| *end);
-            let asked = SearchCall {
+            let call = SearchCall {
                 query_rows: query_rows.skip(start as u32),
                 near: near.map(|near| &near[start..end]),
                 k,
@@ -277,8 +295,13 @@ impl<D: SearchDevice> StreamedSearch<D> {
             let Some(block) = new.as_ref().or(known.map(|(_, rows)| rows)) else {
                 unreachable!("a block is held, or new")
             };
-            let (block, base) = ((block, end - start), (resident.as_deref(), pieces.base));
-            match job.retry_after_eviction(|| self.search_block(block, asked, base, (found, job))) {
+            let base = match resident.as_deref() {
+                Some(rows) => BasePlacement::Resident(rows),
+                None => BasePlacement::Chunks(pieces.base),
+            };
+            match job.retry_after_eviction(|| {
+                self.search_block(block, end - start, call, &base, found, job)
+            }) {
                 Ok(()) => {
                     if let (Some(new), Some(blocks)) =
                         (new, held.as_mut().and_then(|held| held.blocks.as_mut()))
@@ -314,35 +337,40 @@ impl<D: SearchDevice> StreamedSearch<D> {
 
     fn search_block(
         &self,
-        (block, queries): (&D::Rows, usize),
+        block: &D::Rows,
+        count: usize,
         SearchCall { query_rows, near, k, enough }: SearchCall<'_>,
-        (resident, base_rows): (Option<&D::Rows>, usize),
-        (found, job): (&mut Neighbors, &Job),
+        base: &BasePlacement<'_, D::Rows>,
+        found: &mut Neighbors,
+        job: &Job,
     ) -> Result<()> {
         let (device, metric) = (&self.device, self.metric);
         let of_base;
-        let queries = match (query_rows, resident) {
-            (QueryRows::OfBase { first }, Some(base)) => {
+        let queries = match (query_rows, base) {
+            (QueryRows::OfBase { first }, BasePlacement::Resident(base)) => {
                 // The queries are rows of the base, which is already on the device.
                 device.prepare(base, RowUse::Base { k }, job)?;
-                of_base = device.slice(base, first as usize..first as usize + queries);
+                of_base = device.slice(base, first as usize..first as usize + count);
                 &of_base
             }
             _ => block,
         };
         device.prepare(queries, RowUse::Queries, job)?;
         // The threshold is valid only for a base in one piece.
-        let enough = enough.filter(|_| resident.is_some());
+        let enough = enough.filter(|_| matches!(base, BasePlacement::Resident(_)));
         let pairing = |first_base| Pairing { first_base, queries: query_rows, near, enough };
-        if let (Some(base), 1, QueryRows::Separate) = (resident, k, query_rows) {
+        if let (BasePlacement::Resident(base), 1, QueryRows::Separate) = (base, k, query_rows) {
             found.append(device.nearest_one(queries, base, &pairing(0), job)?);
             return Ok(());
         }
         let mut lists = device.new_lists(queries, k)?;
-        if let Some(base) = resident {
-            device.top_k(queries, base, &pairing(0), &mut lists, job)?;
-            return device.download_after(found, lists, job);
-        }
+        let base_rows = match base {
+            BasePlacement::Resident(base) => {
+                device.top_k(queries, base, &pairing(0), &mut lists, job)?;
+                return device.download_after(found, lists, job);
+            }
+            BasePlacement::Chunks(rows) => *rows,
+        };
         let mut chunks = (0..self.base.len()).step_by(base_rows.max(1)).map(|first| {
             let end = self.base.len().min(first.saturating_add(base_rows));
             let chunk = device.rows(&self.base.slice(first..end), metric);
@@ -482,8 +510,8 @@ mod tests {
                 let wanted = of_cpu.unwrap().search(&queries, QueryRows::Separate, None, &job);
                 let (base, metric) = (base.clone(), Metric::SqEuclidean);
                 let search = StreamedSearch::open(device.clone(), base, metric, 1, &job).unwrap();
-                let asked = (&queries, Some(&mut held));
-                let found = search.search_held(asked, QueryRows::Separate, None, &job).unwrap();
+                let (separate, held) = (QueryRows::Separate, Some(&mut held));
+                let found = search.search_held(&queries, held, separate, None, &job).unwrap();
                 let wanted = wanted.unwrap();
                 assert_eq!((found.rows, found.distances), (wanted.rows, wanted.distances));
             }

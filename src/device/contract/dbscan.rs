@@ -23,7 +23,7 @@ pub trait DbscanDevice {
 
     /// Compiles and loads the code of DBSCAN for this element type and dimension, ahead of its use.
     /// Errors are ignored here, and occur again on use.
-    fn warm_dbscan(&self, _metric: Metric, _rows: (ElementKind, usize), _has_weights: bool) {}
+    fn warm_dbscan(&self, _metric: Metric, _kind: ElementKind, _dim: usize, _has_weights: bool) {}
 }
 
 /// The rows of DBSCAN.
@@ -206,7 +206,7 @@ impl Within {
             Sum::Squares => pairs.fold(0.0, |s, (x, y)| s + (x - y) * (x - y)) <= self.limit,
             Sum::Absolute => pairs.fold(0.0, |s, (x, y)| s + (x - y).abs()) <= self.limit,
             Sum::Products => {
-                self.holds_for_directions((x, &self.direction(x)), (y, &self.direction(y)))
+                self.holds_for_directions(x, &self.direction(x), y, &self.direction(y))
             }
             Sum::DifferentBits | Sum::SharedBits => unreachable!("{} is of bits", self.metric),
         }
@@ -215,12 +215,14 @@ impl Within {
     /// The same for two rows with known directions.
     pub fn holds_for_directions<T: Real>(
         &self,
-        (x, of_x): (&[T], &Direction),
-        (y, of_y): (&[T], &Direction),
+        x: &[T],
+        of_x: &Direction,
+        y: &[T],
+        of_y: &Direction,
     ) -> bool {
         let pairs = x.iter().zip(y).map(|(x, y)| (x.to_f64(), y.to_f64()));
-        let apart = |(x, y)| of_x.coordinate(x) - of_y.coordinate(y);
-        0.5 * pairs.map(apart).fold(0.0, |sum, apart| sum + apart * apart) <= self.limit
+        let difference = |(x, y)| of_x.coordinate(x) - of_y.coordinate(y);
+        0.5 * pairs.map(difference).fold(0.0, |sum, d| sum + d * d) <= self.limit
     }
 
     /// Whether two rows of bits are within eps: the definition.

@@ -58,7 +58,8 @@ pub trait SearchDevice: Send + Sync + 'static {
     /// distances, do not fit; [`Cancelled`](crate::Error::Cancelled).
     fn new_exact_lists(
         &self,
-        _sides: (&Self::Rows, &Self::Rows),
+        _queries: &Self::Rows,
+        _base: &Self::Rows,
         _k: usize,
         _definition: Definition,
         _job: &Job,
@@ -226,6 +227,15 @@ impl<'a> Candidates<'a> {
             None => Ok(()),
         }
     }
+}
+
+/// Queries, and their relation to the base.
+#[derive(Debug, Clone, Copy)]
+pub struct QueryInput<'a> {
+    /// The queries.
+    pub rows: &'a Rows,
+    /// Whether they are rows of the base.
+    pub query_rows: QueryRows,
 }
 
 /// The relation of a call's queries to the base.

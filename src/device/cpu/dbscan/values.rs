@@ -78,7 +78,7 @@ impl<'a, T: Real> Values<'a, T> {
     pub fn are_near(&self, row: usize, other: usize) -> bool {
         match (self.directions.get(row), self.directions.get(other)) {
             (Some(a), Some(b)) => {
-                self.within.holds_for_directions((self.row(row), a), (self.row(other), b))
+                self.within.holds_for_directions(self.row(row), a, self.row(other), b)
             }
             _ => self.within.holds(self.row(row), self.row(other)),
         }

@@ -65,7 +65,7 @@ impl DbscanDevice for CudaDevice {
         components(self, input, &directions, (&weights, enough), job)
     }
 
-    fn warm_dbscan(&self, metric: Metric, (kind, dim): (ElementKind, usize), has_weights: bool) {
+    fn warm_dbscan(&self, metric: Metric, kind: ElementKind, dim: usize, has_weights: bool) {
         let has_products = self.tensor_cores(kind).is_some();
         let dim = device_dim(kind, kind.width(dim));
         let spec = Spec::new((kind, metric, dim), has_weights, has_products);

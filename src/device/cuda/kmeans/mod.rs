@@ -479,7 +479,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         if state.done.is_some() {
             let empty = state.empty();
             let labels = state.done.as_ref().map_or(&[][..], |(_, done)| &done.labels);
-            return sums_of((&state.rows, state.weights), labels, empty, job);
+            return sums_of(&state.rows, state.weights, labels, empty, job);
         }
         match (state.way, &mut state.resident) {
             (Way::Resident(_), Some(resident)) => resident.sums(job),

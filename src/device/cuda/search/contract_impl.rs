@@ -88,7 +88,8 @@ impl SearchDevice for CudaDevice {
 
     fn new_exact_lists(
         &self,
-        (queries, base): (&CudaRows, &CudaRows),
+        queries: &CudaRows,
+        base: &CudaRows,
         k: usize,
         definition: Definition,
         job: &Job,
