@@ -188,6 +188,11 @@ impl Job {
         }
         Ok(Reserved { budget: self.budget.clone(), bytes })
     }
+
+    /// The same for memory that the work can do without: `None` if the budget does not hold it.
+    pub fn try_reserve(&self, bytes: usize) -> Option<Reserved> {
+        self.reserve("", bytes).ok()
+    }
 }
 
 impl Reserved {

@@ -33,11 +33,11 @@ pub use compose::StreamedSearch;
 pub(crate) use compose::{ErrorBounds, RowStats};
 pub use compose::{ExactSearch, Means, NearestCentroids};
 pub use contract::{
-    Assignment, Buckets, Candidates, Components, DbscanDevice, DbscanInput, DbscanWork, Distances,
-    Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem, KMeansSession,
-    KMeansShape, NOISE, NearestInBuckets, Neighbors, ProbeSet, QueryRows, Ranges, RowUse,
-    SearchDevice, SelfRows, Shape, Starts, StopReason, TableRows, TablesBuilt, Within, Work,
-    centroid_shift,
+    Assignment, BucketSearch, Buckets, Candidates, Components, DbscanDevice, DbscanInput,
+    DbscanWork, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind,
+    KMeansProblem, KMeansSession, KMeansShape, NOISE, NearestInBuckets, Neighbors, ProbeSet,
+    QueryInput, QueryRows, Ranges, RowUse, SearchDevice, SelfRows, Shape, Starts, StopReason,
+    TableRows, TablesBuilt, Within, Work, centroid_shift,
 };
 #[cfg(feature = "internals")]
 pub use contract::{Labels, Pairing, RoundsRun};
@@ -50,11 +50,17 @@ mod sealed {
 }
 
 /// A device: the primitives of every family of functions.
-pub trait Device:
-    SearchDevice + HashingDevice + KMeansDevice + DbscanDevice + Host + sealed::Sealed
-{
+pub trait Device: SearchDevice + KMeansDevice + DbscanDevice + Host + sealed::Sealed {
+    /// Hash tables on the device; uninhabited if it has no primitives of LSH searches.
+    type HashTables: Send + Sync;
+
     /// A description of the device.
     fn info(&self) -> DeviceInfo;
+
+    /// The primitives of LSH searches; `None` if the host does all of their work but the distances.
+    fn hashing(&self) -> Option<&Hashing<Self>> {
+        None
+    }
 
     /// The peak of device memory in bytes, allocated through this handle.
     fn peak_memory(&self) -> u64 {
@@ -72,6 +78,10 @@ pub trait Host {
 
 #[cfg(feature = "cuda")]
 impl Host for CudaDevice {}
+
+/// The primitives of LSH searches on a device.
+pub type Hashing<D> =
+    dyn HashingDevice<Rows = <D as SearchDevice>::Rows, HashTables = <D as Device>::HashTables>;
 
 /// A description of a device, for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -272,11 +282,11 @@ impl AnyDevice {
 
     /// Prepares the device for an LSH search: see [`HashingDevice::warm_hashing`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub fn warm_hashing(&self, metric: Metric, rows: (ElementKind, usize), hashes: bool) {
+    pub fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, hashes: bool) {
         match self {
             Self::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            Self::Cuda(device) => device.warm_hashing(metric, rows, hashes),
+            Self::Cuda(device) => device.warm_hashing(metric, kind, dim, hashes),
         }
     }
 

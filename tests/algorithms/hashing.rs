@@ -39,13 +39,13 @@ fn functions(
     count: usize,
     dim: usize,
 ) -> TableFunctions {
-    Hasher::new(of, seed, dim).functions(table, count, &Job::default()).expect("functions")
+    Hasher::new(of.0, of.1, seed, dim).functions(table, count, &Job::default()).expect("functions")
 }
 
 /// The share of functions under which the first row collides with each other row.
 fn collisions(rows: &Rows, metric: Metric, width: f64) -> Vec<f64> {
     let family = Family::of(metric)[0];
-    collisions_by(&Hasher::new((family, metric), 7, rows.matrix().dim()), rows, metric, width)
+    collisions_by(&Hasher::new(family, metric, 7, rows.matrix().dim()), rows, metric, width)
 }
 
 fn collisions_by(hasher: &Hasher, rows: &Rows, metric: Metric, width: f64) -> Vec<f64> {
@@ -125,7 +125,7 @@ fn zero_sum_planes_collide_by_pearson() {
     values.extend(angles.iter().flat_map(|angle| row((angle.cos(), angle.sin()), -7.0)));
     let (rows, law) = (rows_of(values, 3), || angles.iter().map(|angle| 1.0 - angle / PI));
     check(collisions(&rows, Metric::Pearson, 0.0), law(), "pearson");
-    let hasher = Hasher::new((Family::Hyperplane, Metric::Cosine), 7, 3);
+    let hasher = Hasher::new(Family::Hyperplane, Metric::Cosine, 7, 3);
     let zero_sum = hasher.clone().with_planes(Planes::Random, true);
     check(collisions_by(&zero_sum, &rows, Metric::Cosine, 0.0), law(), "zero-sum");
     // Planes without zero sum do not.
@@ -144,7 +144,7 @@ fn a_centre_is_where_planes_meet() {
     let opposite: Vec<f64> = opposite.collect();
     values.extend(opposite);
     let rows = rows_of(values, 2);
-    let hasher = Hasher::new((Family::Hyperplane, Metric::L2), 7, 2);
+    let hasher = Hasher::new(Family::Hyperplane, Metric::L2, 7, 2);
     let hasher = hasher.with_centre_of(&rows, &Job::default()).expect("a centre");
     let found = collisions_by(&hasher, &rows.slice(0..5), Metric::Cosine, 0.0);
     check(found, angles.iter().map(|angle| 1.0 - angle / PI), "centre");
@@ -164,7 +164,7 @@ fn orthogonal_planes_are_orthonormal() {
     let rows = rows_of(Kind::Normal.rows(5, 300, 40).concat(), 40);
     for planes in [Planes::Orthogonal, Planes::Trained] {
         for (is_zero_sum, most) in [(false, 40), (true, 39)] {
-            let hasher = Hasher::new((Family::Hyperplane, Metric::L2), 3, 40)
+            let hasher = Hasher::new(Family::Hyperplane, Metric::L2, 3, 40)
                 .with_planes(planes, is_zero_sum)
                 .with_training(&rows, &Job::default())
                 .expect("rows");
@@ -329,13 +329,13 @@ fn next_buckets_are_the_nearest_ones() {
         let wanted: BTreeSet<u64> =
             all[..probes].iter().map(|(_, wholes)| signature.key(wholes)).collect();
         let mut keys = Vec::new();
-        Prober::default().keys(&signature, (&values, &own), &functions, probes, &mut keys);
+        Prober::default().keys(&signature, &values, &own, &functions, probes, &mut keys);
         assert_eq!(keys[0], signature.key(&own));
         assert_eq!(keys.len(), probes);
         assert_eq!(keys.iter().copied().collect::<BTreeSet<_>>(), wanted, "{}", family.name());
         // A shorter probing sequence is a prefix of a longer one.
         let mut few = Vec::new();
-        Prober::default().keys(&signature, (&values, &own), &functions, 7, &mut few);
+        Prober::default().keys(&signature, &values, &own, &functions, 7, &mut few);
         assert_eq!(few, keys[..7]);
     }
 }
@@ -399,8 +399,7 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
         sets.sort_by(|a, b| a.0.total_cmp(&b.0));
         let probes = (few + 1).min(sets.len());
         let mut keys = Vec::new();
-        let of = (&values[..], &own[..]);
-        Prober::default().keys(&signature, of, &functions, probes, &mut keys);
+        Prober::default().keys(&signature, &values, &own, &functions, probes, &mut keys);
         let wanted: Vec<u64> =
             sets[..probes].iter().map(|(_, wholes)| signature.key(wholes)).collect();
         assert_eq!(keys, wanted, "{}, {metric}, {count}, seed {seed}", family.name());

@@ -8,7 +8,7 @@ use datafusion_neighbors::internals::algo::knn::{
     Index, KnnParams, LoadedTables, LshParams, Method, MultiPassSearch, PartialTopK, Scoring,
     SearchResult, StoredSearch, StoredTables, TablesBuilder, open_base, open_stored,
 };
-use datafusion_neighbors::internals::device::{AnyDevice, Distances, QueryRows};
+use datafusion_neighbors::internals::device::{AnyDevice, Distances, QueryInput, QueryRows};
 use datafusion_neighbors::internals::index::lsh::{
     Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
 };
@@ -281,7 +281,7 @@ fn check_against(
 fn on_boundaries(device: &AnyDevice) -> Result<(), Failed> {
     let rows = Kind::Normal.rows(11, 300, 1);
     for base in [matrix_f32(&rows, 1, Metric::L2), matrix_f64(&rows, 1, Metric::L2)] {
-        let hasher = Hasher::new((Family::PStable, Metric::L2), 3, 1);
+        let hasher = Hasher::new(Family::PStable, Metric::L2, 3, 1);
         let functions = hasher.functions(0, 1, &Job::default())?;
         let (values, offset) = (functions.values(&base), functions.offsets()[0]);
         let nearest = |value: f64, whole: f64| value / (whole - offset);
@@ -309,8 +309,7 @@ fn on_boundaries(device: &AnyDevice) -> Result<(), Failed> {
 fn near_boundaries(device: &AnyDevice, family: Family) -> Result<(), Failed> {
     let width = 0.7;
     for (i, dim) in [3, 31, 40, 130].into_iter().enumerate() {
-        let functions =
-            Hasher::new((family, Metric::L2), 5, dim).functions(0, 1, &Job::default())?;
+        let functions = Hasher::new(family, Metric::L2, 5, dim).functions(0, 1, &Job::default())?;
         let numbers = functions.numbers();
         let of: Vec<f64> = numbers.iter().step_by(numbers.len() / dim).copied().collect();
         let length: f64 = of.iter().map(|a| a * a).sum();
@@ -370,7 +369,7 @@ fn keys_of(
     let width = params.width.unwrap_or(0.0);
     let signature = Signature { family, metric, width, rounding, is_clamped: false };
     let (tables, hashes) = (params.tables.expect("given"), params.hashes.expect("given"));
-    let mut hasher = Hasher::new((family, metric), seed, base.matrix().dim())
+    let mut hasher = Hasher::new(family, metric, seed, base.matrix().dim())
         .with_planes(params.planes, params.is_zero_sum);
     if params.is_centred {
         hasher = hasher.with_centre_of(base, &Job::default()).expect("a centre");
@@ -381,7 +380,7 @@ fn keys_of(
             let values = functions.values(&rows.slice(row..row + 1));
             let wholes = signature.wholes(&values, &functions).expect("slots in range");
             let mut keys = Vec::new();
-            Prober::default().keys(&signature, (&values, &wholes), &functions, probes, &mut keys);
+            Prober::default().keys(&signature, &values, &wholes, &functions, probes, &mut keys);
             keys
         };
         let probes = params.scoring.as_ref().map_or(probes, |scoring| scoring.probes(hashes));
@@ -446,7 +445,7 @@ fn by_definition(
     let asked = queries.unwrap_or(base);
     let mut near = vec![vec![false; base.len()]; asked.len()];
     let mut scores = vec![vec![0.0; base.len()]; asked.len()];
-    let hasher = Hasher::new((params.family, metric), params.seed, base.matrix().dim());
+    let hasher = Hasher::new(params.family, metric, params.seed, base.matrix().dim());
     for (table, (of_base, looked_at)) in
         keys_of(base, queries, params, metric).into_iter().enumerate()
     {
@@ -705,7 +704,7 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
     let (k, job) = (3, Job::default());
     let wanted = by_definition(&base, Some(&queries), k, &params, metric);
     let knn = KnnParams::try_new(k as u64, metric)?;
-    let builder = TablesBuilder::new((base.clone(), None, None), (knn, &params), &job)?;
+    let builder = TablesBuilder::new(base.clone(), None, None, knn, &params, &job)?;
     let stored = Arc::new(StoredTables {
         params: builder.params.clone(),
         metric,
@@ -718,21 +717,20 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
     let load = |first: usize, count: usize| -> Result<LoadedTables, Error> {
         let built = builder.build(first..first + count, &job)?.tables;
         let tables = built.into_iter().map(|built| built.table).collect();
-        stored.load((first, tables), job.reserve("tables", 0)?, &job)
+        stored.load(first, tables, job.reserve("tables", 0)?, &job)
     };
     let opened = open_stored(device, base.clone(), stored.clone(), &job)?;
-    let open = |tables: Option<&LoadedTables>| {
-        opened.search(tables, (knn, &params), (&queries, QueryRows::Separate), None, &job)
-    };
+    let separate = QueryInput { rows: &queries, query_rows: QueryRows::Separate };
+    let open =
+        |tables: Option<&LoadedTables>| opened.search(tables, knn, &params, separate, None, &job);
     let all = load(0, 5)?;
     let (StoredSearch::SinglePass(together), StoredSearch::MultiPass(in_turn)) =
         (open(Some(&all))?, open(None)?)
     else {
         return Err("tables are not searched as asked".into());
     };
-    let of_each = |open: Option<&[u32]>| one_by_one(&*in_turn, load, &queries, open);
-    let (mut found, open) =
-        in_turn.finish(of_each(None)?, (&queries, QueryRows::Separate), &job)?;
+    let of_each = |open: Option<&[u32]>| one_by_one(&*in_turn, load, separate, open);
+    let (mut found, open) = in_turn.finish(of_each(None)?, separate, &job)?;
     in_turn.settle(&mut found, &open, of_each(Some(&open[..]))?);
     let found = [
         ("built", search(device, &base, Some(&queries), k, &params, metric)?),
@@ -752,12 +750,11 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
 fn one_by_one(
     search: &dyn MultiPassSearch,
     load: impl Fn(usize, usize) -> Result<LoadedTables, Error>,
-    queries: &Rows,
+    queries: QueryInput<'_>,
     open: Option<&[u32]>,
 ) -> Result<PartialTopK, Error> {
     let job = Job::default();
-    let of_table =
-        |table: usize| search.search(&load(table, 1)?, (queries, QueryRows::Separate), open, &job);
+    let of_table = |table: usize| search.search(&load(table, 1)?, queries, open, &job);
     let first = of_table(0)?;
     (1..search.tables()).try_fold(first, |all, table| search.merge(all, of_table(table)?, &job))
 }

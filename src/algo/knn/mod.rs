@@ -8,7 +8,7 @@ mod top_k;
 
 use std::sync::Arc;
 
-use crate::device::{AnyDevice, Device, ErrorBounds, ExactSearch, OnDevice, QueryRows};
+use crate::device::{AnyDevice, Device, ErrorBounds, ExactSearch, OnDevice, QueryInput, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Matrix;
@@ -70,10 +70,11 @@ pub fn open_base(
             Ok(match method {
                 Method::Exact => Box::new(ExactSearch::open(device.clone(), base, metric, k, job)?),
                 Method::Lsh { params: lsh, queries, query_rows, training } => {
-                    let queries = queries.searched(metric, job)?;
+                    let rows = &queries.searched(metric, job)?;
                     let training = training.map(|rows| rows.searched(metric, job)).transpose()?;
-                    let inputs = (base, (&queries, query_rows), training.as_ref());
-                    Box::new(LshSearch::open(device, inputs, (params, lsh), job)?)
+                    let queries = QueryInput { rows, query_rows };
+                    let training = training.as_ref();
+                    Box::new(LshSearch::open(device, base, queries, training, params, lsh, job)?)
                 }
             })
         }

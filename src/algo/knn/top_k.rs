@@ -1,6 +1,6 @@
 //! Top-k selection from candidate lists, and merging of top-k lists.
 
-use crate::device::{Distances, Starts};
+use crate::device::{Candidates, Distances, Starts};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
@@ -10,56 +10,56 @@ use crate::parallel::in_parallel;
 const TASK: usize = 256;
 
 /// Top-k lists of queries, one after the other.
-pub(super) struct TopKLists {
+pub(super) struct NearestLists {
     pub rows: Vec<u32>,
     pub distances: Distances,
     /// Start of each query's list.
     pub starts: Starts,
 }
 
-/// The `k` nearest candidates of each query, by distance and then by row. Query `q` has the
-/// distinct candidates `starts[q]..starts[q + 1]`.
+/// The `k` nearest of each query's distinct candidates, by distance and then by row.
 pub(super) fn select_top_k(
-    (starts, rows): (&[usize], &[u32]),
+    candidates: &Candidates<'_>,
     distances: Distances,
     k: usize,
-) -> TopKLists {
+) -> NearestLists {
     match distances {
-        Distances::F32(distances) => nearest((starts, rows), &distances, k),
-        Distances::F64(distances) => nearest((starts, rows), &distances, k),
+        Distances::F32(distances) => nearest(candidates, &distances, k),
+        Distances::F64(distances) => nearest(candidates, &distances, k),
     }
 }
 
-fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usize) -> TopKLists {
+fn nearest<T: Real>(candidates: &Candidates<'_>, distances: &[T], k: usize) -> NearestLists {
+    let (starts, rows) = (candidates.starts(), candidates.rows());
     let queries = starts.len() - 1;
     let tasks: Vec<_> = (0..queries).step_by(TASK).collect();
-    let found = in_parallel(tasks, |first| {
-        let (mut own, mut found, mut counts) = (Vec::new(), Vec::new(), Vec::<usize>::new());
+    let of_tasks = in_parallel(tasks, |first| {
+        let (mut list, mut lists, mut counts) = (Vec::new(), Vec::new(), Vec::<usize>::new());
         for query in first..queries.min(first + TASK) {
-            own.clear();
+            list.clear();
             let candidates = starts[query]..starts[query + 1];
-            own.extend(candidates.map(|i| (distances[i].key(rows[i]), distances[i], rows[i])));
-            if own.len() > k {
-                own.select_nth_unstable_by(k - 1, |a, b| a.0.cmp(&b.0));
-                own.truncate(k);
+            list.extend(candidates.map(|i| (distances[i].key(rows[i]), distances[i], rows[i])));
+            if list.len() > k {
+                list.select_nth_unstable_by(k - 1, |a, b| a.0.cmp(&b.0));
+                list.truncate(k);
             }
-            own.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-            counts.push(own.len());
-            found.extend(own.iter().map(|(_, distance, row)| (*distance, *row)));
+            list.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+            counts.push(list.len());
+            lists.extend(list.iter().map(|(_, distance, row)| (*distance, *row)));
         }
-        (found, counts)
+        (lists, counts)
     });
-    let (mut distances, mut rows, mut found_starts) = (Vec::new(), Vec::new(), vec![0]);
-    for (own, counts) in found {
+    let (mut distances, mut rows, mut starts) = (Vec::new(), Vec::new(), vec![0]);
+    for (lists, counts) in of_tasks {
         let mut end = rows.len();
-        found_starts.extend(counts.into_iter().map(|count| {
+        starts.extend(counts.into_iter().map(|count| {
             end += count;
             end
         }));
-        distances.extend(own.iter().map(|(distance, _)| *distance));
-        rows.extend(own.iter().map(|(_, row)| *row));
+        distances.extend(lists.iter().map(|(distance, _)| *distance));
+        rows.extend(lists.iter().map(|(_, row)| *row));
     }
-    TopKLists { rows, distances: Distances::of(distances), starts: Starts::Each(found_starts) }
+    NearestLists { rows, distances: Distances::of(distances), starts: Starts::Each(starts) }
 }
 
 /// Merges two top-k lists of each query, both sorted by distance and then by row. A row in both
@@ -67,7 +67,12 @@ fn nearest<T: Real>((starts, rows): (&[usize], &[u32]), distances: &[T], k: usiz
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled).
-pub(super) fn merge(one: TopKLists, other: TopKLists, k: usize, job: &Job) -> Result<TopKLists> {
+pub(super) fn merge(
+    one: NearestLists,
+    other: NearestLists,
+    k: usize,
+    job: &Job,
+) -> Result<NearestLists> {
     let starts = (&one.starts.into_vec()[..], &other.starts.into_vec()[..]);
     let rows = (&one.rows[..], &other.rows[..]);
     match (&one.distances, &other.distances) {
@@ -83,7 +88,7 @@ fn merged<T: Real>(
     starts: (&[usize], &[usize]),
     k: usize,
     job: &Job,
-) -> Result<TopKLists> {
+) -> Result<NearestLists> {
     let mut found = (Vec::with_capacity(rows.0.len()), Vec::with_capacity(rows.0.len()));
     let mut found_starts = Vec::with_capacity(starts.0.len());
     found_starts.push(0);
@@ -113,7 +118,7 @@ fn merged<T: Real>(
         found_starts.push(found.0.len());
     }
     let distances = Distances::of(found.0);
-    Ok(TopKLists { rows: found.1, distances, starts: Starts::Each(found_starts) })
+    Ok(NearestLists { rows: found.1, distances, starts: Starts::Each(found_starts) })
 }
 
 #[cfg(test)]
@@ -129,7 +134,7 @@ mod tests {
             let distances = candidates.iter().map(|(_, distance)| *distance).collect();
             let mut starts = vec![0];
             lists.iter().for_each(|list| starts.push(starts[starts.len() - 1] + list.len()));
-            select_top_k((&starts, &rows), Distances::F32(distances), 6)
+            select_top_k(&Candidates::new(&starts, &rows), Distances::F32(distances), 6)
         };
         let one = of(&[&all[..9], &all[10..12], &[]]);
         let other = of(&[&all[4..30], &[], &all[5..8]]);

@@ -2,32 +2,36 @@
 
 use std::ops::Range;
 
-use super::search::{Distances, SearchDevice};
+use super::Distances;
 use crate::error::Result;
 use crate::index::lsh::{Hasher, Signature, TableFunctions};
 use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
-/// The primitives of LSH searches.
-pub trait HashingDevice: SearchDevice {
+/// The primitives of LSH searches, for devices that have them: see
+/// [`Device::hashing`](crate::device::Device::hashing).
+///
+/// A device may refuse single searches: [`accepts`](Self::accepts) is then false, and the other
+/// primitives return `None`. The host searches instead, with the same result.
+pub trait HashingDevice {
+    /// Rows on the device.
+    type Rows;
     /// Hash tables on the device.
-    type Tables: Send + Sync;
+    type HashTables;
 
     /// Compiles and loads the code of LSH searches for this element type and dimension, ahead of
     /// its use; `hashes` says whether the device may hash rows as well. Errors are ignored here,
     /// and occur again on use.
-    fn warm_hashing(&self, _metric: Metric, _rows: (ElementKind, usize), _hashes: bool) {}
+    fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, hashes: bool);
 
-    /// Whether the device searches the buckets of `queries` queries faster than it compares
-    /// candidates that the host has generated.
+    /// Whether the device takes such searches in this base. Refused are searches of too few queries
+    /// to be faster than the host, of too long lists or too large a base for the device's memory,
+    /// and hash functions that the device does not compute.
     ///
     /// # Errors
     /// Errors of the device.
-    fn finds_in_buckets(&self, base: &Self::Rows, queries: usize, k: usize) -> Result<bool>;
-
-    /// Whether the device can hash a base with these functions.
-    fn can_hash(&self, base: &Self::Rows, hasher: &Hasher) -> bool;
+    fn accepts(&self, base: &Self::Rows, search: &BucketSearch<'_>) -> Result<bool>;
 
     /// Hashes a base, and builds its tables on the device: for queries that are base rows, or for
     /// separate ones. `None` if a slot is out of range.
@@ -41,14 +45,14 @@ pub trait HashingDevice: SearchDevice {
         hashes: &Hashes<'_>,
         is_queried: bool,
         job: &Job,
-    ) -> Result<Option<TablesBuilt<Self::Tables>>>;
+    ) -> Result<Option<TablesBuilt<Self::HashTables>>>;
 
     /// Copies tables to the device.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other
     /// errors of the device.
-    fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<Self::Tables>;
+    fn tables(&self, tables: &[TableRows<'_>], job: &Job) -> Result<Self::HashTables>;
 
     /// For each query, the `k` smallest of `(distance, base row)` among the distinct rows of its
     /// buckets, without the query itself and rows that are not selected. Distances are those of
@@ -57,19 +61,31 @@ pub trait HashingDevice: SearchDevice {
     /// If queries probe their home buckets, a pair may be compared once for each bucket that it
     /// shares.
     ///
-    /// `None` if some queries visit too large a number of rows, and the host should search.
+    /// `None` if some queries visit too large a number of rows for the device.
     ///
     /// # Errors
     /// [`DeviceMemory`](crate::Error::DeviceMemory), [`Cancelled`](crate::Error::Cancelled), and other
     /// errors of the device.
     fn nearest_in_buckets(
         &self,
-        sides: (&Self::Rows, &Self::Rows),
-        tables: &Self::Tables,
+        queries: &Self::Rows,
+        base: &Self::Rows,
+        tables: &Self::HashTables,
         buckets: &Buckets<'_>,
         k: usize,
         job: &Job,
     ) -> Result<Option<NearestInBuckets>>;
+}
+
+/// A search in buckets that a device is to take.
+#[derive(Debug, Clone, Copy)]
+pub struct BucketSearch<'a> {
+    /// Number of queries.
+    pub queries: usize,
+    /// Number of neighbours per query.
+    pub k: usize,
+    /// The functions of the tables that the device is to build; `None` if the host has built them.
+    pub hasher: Option<&'a Hasher>,
 }
 
 /// The hash functions of all tables, and the mapping of their values to keys.

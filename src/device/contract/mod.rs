@@ -13,8 +13,8 @@ use std::time::Duration;
 
 pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Within};
 pub use hashing::{
-    Buckets, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges, SelfRows, Starts,
-    TableRows, TablesBuilt,
+    BucketSearch, Buckets, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges, SelfRows,
+    Starts, TableRows, TablesBuilt,
 };
 #[allow(unused_imports, reason = "some devices sum in float64 only")]
 pub use kmeans::squares_are_finite;

@@ -26,6 +26,7 @@ mod search;
 mod simd;
 mod spatial_order;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 pub use self::definition::{ExactPairs, length_of};
@@ -34,12 +35,10 @@ use self::kmeans::{assigner, seeding};
 use self::plan::AssignmentShape;
 use super::compose::BySearch;
 use super::contract::{
-    Assigner, Buckets, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansProblem,
-    KMeansSession, KMeansShape, NearestInBuckets, SearchDevice, TableRows, TablesBuilt,
+    Assigner, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession, KMeansShape,
 };
 use super::{Device, DeviceInfo, Host, sealed};
-use crate::error::{Error, Result};
-use crate::index::lsh::Hasher;
+use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Metric;
@@ -55,6 +54,8 @@ impl Host for CpuDevice {
 }
 
 impl Device for CpuDevice {
+    type HashTables = Infallible;
+
     fn info(&self) -> DeviceInfo {
         let threads = rayon::current_num_threads();
         let simd = format!("{:?}", pulp::Arch::new());
@@ -70,52 +71,6 @@ impl Device for CpuDevice {
             description: format!("{threads} thread{plural}, {simd}"),
             memory: None,
         }
-    }
-}
-
-/// The hash tables of this device: an uninhabited type, as the CPU reads tables where they were built.
-#[derive(Debug)]
-pub enum NoTables {}
-
-impl HashingDevice for CpuDevice {
-    type Tables = NoTables;
-
-    fn finds_in_buckets(
-        &self,
-        _base: &<Self as SearchDevice>::Rows,
-        _queries: usize,
-        _k: usize,
-    ) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn can_hash(&self, _base: &<Self as SearchDevice>::Rows, _hasher: &Hasher) -> bool {
-        false
-    }
-
-    fn build_tables(
-        &self,
-        _base: &<Self as SearchDevice>::Rows,
-        _hashes: &Hashes<'_>,
-        _is_queried: bool,
-        _job: &Job,
-    ) -> Result<Option<TablesBuilt<NoTables>>> {
-        Ok(None)
-    }
-
-    fn tables(&self, _tables: &[TableRows<'_>], _job: &Job) -> Result<NoTables> {
-        Err(Error::InvalidArgument("the CPU takes no tables".to_string()))
-    }
-
-    fn nearest_in_buckets(
-        &self,
-        _sides: (&<Self as SearchDevice>::Rows, &<Self as SearchDevice>::Rows),
-        tables: &NoTables,
-        _buckets: &Buckets<'_>,
-        _k: usize,
-        _job: &Job,
-    ) -> Result<Option<NearestInBuckets>> {
-        match *tables {}
     }
 }
 

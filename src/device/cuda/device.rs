@@ -9,7 +9,7 @@ use super::driver::gpu::{self, Gpu};
 use super::driver::launch::Limits;
 use super::driver::memory::{Buffer, Memory};
 use super::driver::sys;
-use crate::device::{DeviceInfo, Work, sealed};
+use crate::device::{DeviceInfo, Work};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::ElementKind;
@@ -150,18 +150,6 @@ impl CudaDevice {
         sys::fill(&self.gpu.compute, buffer.slice_mut(), byte)
             .map_err(sys::failed("cuMemsetD8Async"))?;
         Ok(buffer)
-    }
-}
-
-impl sealed::Sealed for CudaDevice {}
-
-impl crate::device::Device for CudaDevice {
-    fn info(&self) -> DeviceInfo {
-        self.gpu.info.clone()
-    }
-
-    fn peak_memory(&self) -> u64 {
-        self.memory.peak()
     }
 }
 

@@ -36,3 +36,24 @@ mod search;
 pub(in crate::device) use device::{list, why_none};
 
 pub use device::CudaDevice;
+
+use self::search::CudaTables;
+use super::{Device, DeviceInfo, Hashing, sealed};
+
+impl sealed::Sealed for CudaDevice {}
+
+impl Device for CudaDevice {
+    type HashTables = CudaTables;
+
+    fn info(&self) -> DeviceInfo {
+        self.gpu.info.clone()
+    }
+
+    fn hashing(&self) -> Option<&Hashing<Self>> {
+        Some(self)
+    }
+
+    fn peak_memory(&self) -> u64 {
+        self.memory.peak()
+    }
+}

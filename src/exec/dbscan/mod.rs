@@ -96,7 +96,7 @@ impl ClusterFamily for DbscanOutput {
         let ClusterExecution { spec, input_columns, .. } = execution;
         let (metric, kind, has_weights) =
             (spec.params.metric(), input_columns.kind, spec.weight.is_some());
-        move |device| device.warm_dbscan(metric, (kind, dim), has_weights)
+        move |device| device.warm_dbscan(metric, kind, dim, has_weights)
     }
 
     fn reader(execution: &ClusterExecution<Self>) -> VectorReader {

@@ -67,7 +67,7 @@ impl KnnExecution {
                         scope.spawn(|| device.warm_search(metric, &shape, queries));
                     }
                     let hashes = lsh.family != Family::MinHash;
-                    device.warm_hashing(metric, (shape.kind, shape.dim), hashes);
+                    device.warm_hashing(metric, shape.kind, shape.dim, hashes);
                 }),
             }
         }

@@ -15,7 +15,7 @@ use crate::algo::knn::{
     Index, KnnSearch, LoadedTables, LshParams, MultiPassSearch, PartialTopK, RowFilter,
     SearchResult, StoredBase, StoredSearch,
 };
-use crate::device::{AnyDevice, QueryRows};
+use crate::device::{AnyDevice, QueryInput, QueryRows};
 use crate::exec::operator::device_selection::{DeviceLabel, may_fall_back, run_or_fall_back};
 use crate::exec::operator::drain::InputStreams;
 use crate::exec::operator::streams::{blocking, collect, computing};
@@ -188,8 +188,11 @@ impl MultiPassDriver {
             Err(error) => return Ok(Err(error)),
         };
         let (search, of_queries, of_job) = (self.search.clone(), queries.clone(), job.clone());
-        let finished =
-            computing(move || Ok(search.finish(found, (&of_queries, query_rows), &of_job))).await?;
+        let finished = computing(move || {
+            let queries = QueryInput { rows: &of_queries, query_rows };
+            Ok(search.finish(found, queries, &of_job))
+        })
+        .await?;
         let (mut found, open) = match finished {
             Ok(finished) => finished,
             Err(error) => return Ok(Err(error)),
@@ -222,7 +225,7 @@ impl MultiPassDriver {
             let (whole, queries, job) = (self.clone(), queries.clone(), job.clone());
             let (earlier, open) = (top_k.take(), open.cloned());
             let part = computing(move || {
-                let (search, queries) = (&whole.search, (&queries, query_rows));
+                let (search, queries) = (&whole.search, QueryInput { rows: &queries, query_rows });
                 let part = match search.search(&tables, queries, open.as_deref(), &job) {
                     Ok(part) => part,
                     Err(error) => return Ok((earlier, Err(error))),
@@ -285,9 +288,9 @@ impl StoredOpening<'_> {
         let (device, (base, search)) = computing(move || {
             let open = |device: &AnyDevice| {
                 let base = index.base(device, device_memory, &selected.vectors, &job)?;
-                let (sample, row_filter) = ((&queries, query_rows), selected.row_filter.clone());
-                let search =
-                    base.search(held.as_deref(), (params, &lsh), sample, row_filter, &job)?;
+                let (tables, row_filter) = (held.as_deref(), selected.row_filter.clone());
+                let sample = QueryInput { rows: &queries, query_rows };
+                let search = base.search(tables, params, &lsh, sample, row_filter, &job)?;
                 Ok((base, search))
             };
             let may = may_fall_back(choice, &device);

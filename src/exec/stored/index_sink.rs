@@ -197,7 +197,7 @@ impl IndexSink {
         let (dim, vectors) = (rows.matrix().dim(), rows.len());
         let builder = computing(move || {
             let training = training.as_ref().map(|read| &read.rows);
-            Ok(TablesBuilder::new((rows, reserved, training), (params, &lsh), &of_job)?)
+            Ok(TablesBuilder::new(rows, reserved, training, params, &lsh, &of_job)?)
         })
         .await?;
         let mut counter = RecordBatchMemoryCounter::new();

@@ -308,7 +308,7 @@ impl StoredIndex {
         reserved.shrink_to(needed);
         let (stored, job) = (self.file.tables().clone(), job.clone());
         job.enter(Phase::Hash);
-        computing(move || Ok(Some(stored.load((numbers.start, tables), reserved, &job)?))).await
+        computing(move || Ok(Some(stored.load(numbers.start, tables, reserved, &job)?))).await
     }
 }
 

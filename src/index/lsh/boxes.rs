@@ -23,7 +23,7 @@ pub struct Near {
 /// distance is within the radius, whether computed exactly or with the rounding errors of element
 /// type `kind`. Rows have `dim` dimensions; `size` is the sum of the norms of the query, the
 /// longest row, and the centre subtracted from both.
-pub fn limit(radius: f64, size: f64, (metric, kind): (Metric, ElementKind), dim: usize) -> f64 {
+pub fn limit(radius: f64, size: f64, metric: Metric, kind: ElementKind, dim: usize) -> f64 {
     let dim = dim as f64 + 8.0;
     // Each value has an error of up to (dim + 4) / 2 ulp of its size, at the query and at the row;
     // there are up to 64 values.
@@ -101,7 +101,9 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    const F32: (Metric, ElementKind) = (Metric::L2, ElementKind::F32);
+    fn limit_of_f32(radius: f64, size: f64) -> f64 {
+        limit(radius, size, Metric::L2, ElementKind::F32, 3)
+    }
 
     #[test]
     fn every_near_box_is_found_once() {
@@ -109,7 +111,7 @@ mod tests {
         for planes in 1..12 {
             let values: Vec<f64> = (0..planes).map(|_| random.normal()).collect();
             for radius in [0.0, 0.3, 1.0, 2.0, 100.0] {
-                let near = Near::new(&values, limit(radius, 1.0, F32, 3));
+                let near = Near::new(&values, limit_of_f32(radius, 1.0));
                 let wanted: Vec<u64> =
                     (0..1 << planes).filter(|flips| near.reaches(*flips)).collect();
                 let mut found = near.flips(wanted.len()).expect("all of them");
@@ -128,7 +130,7 @@ mod tests {
 
     #[test]
     fn values_that_overflowed_exclude_nothing() {
-        let limit = limit(1.0, f64::INFINITY, F32, 3);
+        let limit = limit_of_f32(1.0, f64::INFINITY);
         let near = Near::new(&[f64::NAN, f64::INFINITY], limit);
         assert_eq!(near.flips(4).map(|found| found.len()), Some(4));
         assert!(near.flips(3).is_none());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::family::Family;
 use super::hasher::{Hasher, Shift, random_of};
 use super::planes::planes;
-use super::products::{Products, padded};
+use super::products::{PlaneProducts, padded};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
@@ -28,10 +28,10 @@ const LARGEST_CAUCHY: f64 = 4096.0;
 pub struct TableFunctions {
     count: usize,
     dim: usize,
-    kind: Kind,
+    kind: FunctionKind,
 }
 
-enum Kind {
+enum FunctionKind {
     /// The coefficients of all planes, by dimension, in the layout of [`padded`]; the offset of
     /// each plane, in widths; and the transformation of rows.
     Planes { numbers: Vec<f64>, offsets: Vec<f64>, shift: Option<Arc<Shift>> },
@@ -64,7 +64,7 @@ impl TableFunctions {
         let kind = match family {
             Family::Hyperplane => {
                 let numbers = padded(&planes(hasher, table, count, job)?);
-                Kind::Planes { numbers, offsets: Vec::new(), shift: hasher.shift.clone() }
+                FunctionKind::Planes { numbers, offsets: Vec::new(), shift: hasher.shift.clone() }
             }
             Family::PStable => {
                 let mut offsets = Vec::with_capacity(count);
@@ -78,7 +78,7 @@ impl TableFunctions {
                     (0..dim).map(number).collect()
                 });
                 let numbers = padded(&planes.collect::<Vec<_>>());
-                Kind::Planes { numbers, offsets, shift: None }
+                FunctionKind::Planes { numbers, offsets, shift: None }
             }
             Family::Bits => {
                 let mut bits: Vec<u32> = Vec::with_capacity(count);
@@ -91,14 +91,14 @@ impl TableFunctions {
                     taken.iter().for_each(|taken| bit += u32::from(*taken <= bit));
                     bits.push(bit);
                 }
-                Kind::Bits(bits)
+                FunctionKind::Bits(bits)
             }
             Family::MinHash => {
                 let of = |i| {
                     let mut random = random_of(seed, table, i);
                     (0..dim).map(move |_| random.bits())
                 };
-                Kind::MinHash((0..count).flat_map(of).collect())
+                FunctionKind::MinHash((0..count).flat_map(of).collect())
             }
         };
         Ok(Self { count, dim, kind })
@@ -111,7 +111,7 @@ impl TableFunctions {
 
     /// The coefficients of all planes, plane by plane.
     pub fn planes(&self) -> Vec<f64> {
-        let Kind::Planes { numbers, .. } = &self.kind else { return Vec::new() };
+        let FunctionKind::Planes { numbers, .. } = &self.kind else { return Vec::new() };
         let dimensions = numbers.chunks_exact(numbers.len() / self.dim.max(1));
         let plane = |i: usize| dimensions.clone().map(move |numbers| numbers[i]);
         (0..self.count).flat_map(plane).collect()
@@ -120,21 +120,21 @@ impl TableFunctions {
     /// The coefficients of all planes, by dimension, padded to a multiple of 8.
     pub fn numbers(&self) -> &[f64] {
         match &self.kind {
-            Kind::Planes { numbers, .. } => numbers,
-            Kind::Bits(_) | Kind::MinHash(_) => &[],
+            FunctionKind::Planes { numbers, .. } => numbers,
+            FunctionKind::Bits(_) | FunctionKind::MinHash(_) => &[],
         }
     }
 
     /// The bit that each function samples; empty for other families.
     pub fn bits(&self) -> &[u32] {
-        if let Kind::Bits(bits) = &self.kind { bits } else { &[] }
+        if let FunctionKind::Bits(bits) = &self.kind { bits } else { &[] }
     }
 
     /// The offsets of p-stable functions, in widths, in [0, 1).
     pub fn offsets(&self) -> &[f64] {
         match &self.kind {
-            Kind::Planes { offsets, .. } => offsets,
-            Kind::Bits(_) | Kind::MinHash(_) => &[],
+            FunctionKind::Planes { offsets, .. } => offsets,
+            FunctionKind::Bits(_) | FunctionKind::MinHash(_) => &[],
         }
     }
 
@@ -143,20 +143,26 @@ impl TableFunctions {
     /// function's permutation or, for sets, 32 bits of the first token; -1 for an empty row.
     pub fn values(&self, rows: &Rows) -> Vec<f64> {
         let mut values = vec![0.0; rows.len() * self.count];
-        if let Kind::Planes { numbers, shift: Some(shift), .. } = &self.kind {
+        if let FunctionKind::Planes { numbers, shift: Some(shift), .. } = &self.kind {
             for first in (0..rows.len()).step_by(ROWS) {
                 let end = rows.len().min(first + ROWS);
                 let x = shift.apply(&rows.slice(first..end));
                 let values = &mut values[first * self.count..end * self.count];
                 pulp::Arch::new().dispatch(self.products(&x, numbers, values));
             }
-        } else if let (Some(x), Kind::Planes { numbers, .. }) = (rows.reals::<f32>(), &self.kind) {
+        } else if let (Some(x), FunctionKind::Planes { numbers, .. }) =
+            (rows.reals::<f32>(), &self.kind)
+        {
             pulp::Arch::new().dispatch(self.products(x, numbers, &mut values));
-        } else if let (Some(x), Kind::Planes { numbers, .. }) = (rows.reals::<f64>(), &self.kind) {
+        } else if let (Some(x), FunctionKind::Planes { numbers, .. }) =
+            (rows.reals::<f64>(), &self.kind)
+        {
             pulp::Arch::new().dispatch(self.products(x, numbers, &mut values));
         } else if let Some(words) = rows.words() {
             self.values_of_bits(words, &mut values);
-        } else if let (Some((sets, first)), Kind::MinHash(numbers)) = (rows.sets(), &self.kind) {
+        } else if let (Some((sets, first)), FunctionKind::MinHash(numbers)) =
+            (rows.sets(), &self.kind)
+        {
             for (row, values) in values.chunks_exact_mut(self.count).enumerate() {
                 token_values(sets.tokens(first + row), numbers, values);
             }
@@ -169,27 +175,27 @@ impl TableFunctions {
         rows: &'a [T],
         planes: &'a [f64],
         values: &'a mut [f64],
-    ) -> Products<'a, T> {
-        Products { rows, dim: self.dim, planes, count: self.count, values }
+    ) -> PlaneProducts<'a, T> {
+        PlaneProducts { rows, dim: self.dim, planes, count: self.count, values }
     }
 
     fn values_of_bits(&self, words: &[u64], values: &mut [f64]) {
         let width = self.dim.div_ceil(64);
         for (row, values) in words.chunks_exact(width).zip(values.chunks_exact_mut(self.count)) {
             match &self.kind {
-                Kind::Bits(bits) => {
+                FunctionKind::Bits(bits) => {
                     for (value, bit) in values.iter_mut().zip(bits) {
                         *value = (row[*bit as usize / 64] >> (bit % 64) & 1) as f64;
                     }
                 }
-                Kind::MinHash(priorities) => {
+                FunctionKind::MinHash(priorities) => {
                     let set: Vec<usize> = set_bits(row).collect();
                     for (value, order) in values.iter_mut().zip(priorities.chunks_exact(self.dim)) {
                         let first = set.iter().min_by_key(|bit| order[**bit]);
                         *value = first.map_or(-1.0, |bit| *bit as f64);
                     }
                 }
-                Kind::Planes { .. } => {}
+                FunctionKind::Planes { .. } => {}
             }
         }
     }

@@ -44,7 +44,7 @@ pub(super) struct Shift {
 impl Hasher {
     /// The hash functions of a family for a metric, for rows of `dim` dimensions. Under `pearson`
     /// the coefficients of a plane sum to 0, so that a row's mean has no influence.
-    pub fn new((family, metric): (Family, Metric), seed: u64, dim: usize) -> Self {
+    pub fn new(family: Family, metric: Metric, seed: u64, dim: usize) -> Self {
         let (planes, shift) = (Planes::Random, None);
         let is_zero_sum = metric == Metric::Pearson;
         let (training, known) = ([].into(), None);

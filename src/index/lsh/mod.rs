@@ -34,4 +34,4 @@ pub use functions::TableFunctions;
 pub use hasher::Hasher;
 pub use probes::Prober;
 pub use signature::{Signature, SlotOutOfRange};
-pub use table::{Own, Table};
+pub use table::{HomeBuckets, Table};

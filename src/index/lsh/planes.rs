@@ -2,7 +2,7 @@
 
 use super::family::Planes;
 use super::hasher::{Hasher, random_of};
-use super::products::{Products, padded};
+use super::products::{PlaneProducts, padded};
 use crate::error::Result;
 use crate::job::Job;
 use crate::parallel::in_parallel;
@@ -113,7 +113,7 @@ fn trained(hasher: &Hasher, table: usize, count: usize, job: &Job) -> Result<Vec
         let mut candidates: Vec<_> =
             (0..CANDIDATES).map(|_| orthogonal(&planes, hasher.is_zero_sum, &mut draw)).collect();
         let tasks: Vec<_> = candidates.chunks(TOGETHER).collect();
-        let judged = in_parallel(tasks, |planes| judge(planes, rows, (&boxes, all), job));
+        let judged = in_parallel(tasks, |planes| judge(planes, rows, &boxes, all, job));
         let mut scores = Vec::with_capacity(CANDIDATES);
         for judged in judged {
             scores.extend(judged?);
@@ -147,7 +147,8 @@ fn best(scores: &[Score]) -> usize {
 fn judge(
     planes: &[Vec<f64>],
     rows: &[f64],
-    (boxes, all): (&[u32], usize),
+    boxes: &[u32],
+    all: usize,
     job: &Job,
 ) -> Result<Vec<Score>> {
     let count = planes.len();
@@ -159,7 +160,7 @@ fn judge(
     for (rows, boxes) in rows.chunks(ROWS * dim).zip(boxes.chunks(ROWS)) {
         job.check()?;
         let values = &mut values[..boxes.len() * count];
-        pulp::Arch::new().dispatch(Products { rows, dim, planes: &numbers, count, values });
+        pulp::Arch::new().dispatch(PlaneProducts { rows, dim, planes: &numbers, count, values });
         for (values, own) in values.chunks_exact(count).zip(boxes) {
             let sides = &mut sides[*own as usize * count..][..count];
             for ((value, sides), distance) in values.iter().zip(sides).zip(&mut distances) {
@@ -180,7 +181,7 @@ fn divide(plane: &Vec<f64>, rows: &[f64], boxes: &[u32], all: usize) -> (Vec<u32
     let (planes, dim) = (padded(std::slice::from_ref(plane)), plane.len());
     let mut values = vec![0.0; boxes.len()];
     let to = &mut values;
-    pulp::Arch::new().dispatch(Products { rows, dim, planes: &planes, count: 1, values: to });
+    pulp::Arch::new().dispatch(PlaneProducts { rows, dim, planes: &planes, count: 1, values: to });
     let (mut numbers, mut next) = (vec![None; 2 * all], 0);
     let divided = values.iter().zip(boxes).map(|(value, own)| {
         *numbers[2 * *own as usize + usize::from(*value >= 0.0)].get_or_insert_with(|| {
@@ -209,7 +210,7 @@ mod tests {
         let mut random = Random::new(8);
         let x: Vec<f64> = (0..700 * dim).map(|_| random.normal() + 0.3).collect();
         let rows = Rows::all(Arc::new(Matrix::new(Elements::F64(x.clone()), 700, dim)));
-        let hasher = Hasher::new((Family::Hyperplane, Metric::L2), 3, dim)
+        let hasher = Hasher::new(Family::Hyperplane, Metric::L2, 3, dim)
             .with_planes(Planes::Trained, is_zero_sum)
             .with_training(&rows, &Job::default())
             .expect("rows");

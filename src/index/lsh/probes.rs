@@ -39,7 +39,8 @@ impl Prober {
     pub fn keys(
         &mut self,
         signature: &Signature,
-        (values, wholes): (&[f64], &[i32]),
+        values: &[f64],
+        wholes: &[i32],
         functions: &TableFunctions,
         probes: usize,
         keys: &mut Vec<u64>,
@@ -50,7 +51,7 @@ impl Prober {
             return;
         }
         if signature.family == Family::Bits {
-            return flips(signature, (wholes, raw), probes, keys);
+            return flips(signature, wholes, raw, probes, keys);
         }
         self.steps.clear();
         signature.steps(values, wholes, functions, &mut self.steps);
@@ -89,7 +90,7 @@ impl Prober {
 }
 
 /// The keys with one bit flipped, then with two.
-fn flips(signature: &Signature, (wholes, raw): (&[i32], u64), probes: usize, keys: &mut Vec<u64>) {
+fn flips(signature: &Signature, wholes: &[i32], raw: u64, probes: usize, keys: &mut Vec<u64>) {
     let count = wholes.len();
     let flipped = |raw: u64, i: usize| {
         let step = Step { cost: 1.0, function: i, from: wholes[i], to: 1 - wholes[i] };

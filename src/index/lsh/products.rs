@@ -21,7 +21,7 @@ pub(super) fn padded(planes: &[Vec<f64>]) -> Vec<f64> {
 }
 
 /// The dot products of rows and planes.
-pub(super) struct Products<'a, T> {
+pub(super) struct PlaneProducts<'a, T> {
     pub rows: &'a [T],
     pub dim: usize,
     pub planes: &'a [f64],
@@ -29,7 +29,7 @@ pub(super) struct Products<'a, T> {
     pub values: &'a mut [f64],
 }
 
-impl<T: Real> WithSimd for Products<'_, T> {
+impl<T: Real> WithSimd for PlaneProducts<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -99,19 +99,19 @@ mod tests {
             let mut found = vec![0.0; wanted.len()];
             let count = planes.len();
             let values = &mut found;
-            let products = Products { rows: &rows, dim, planes: &numbers, count, values };
+            let products = PlaneProducts { rows: &rows, dim, planes: &numbers, count, values };
             pulp::Arch::new().dispatch(products);
             assert_eq!(found, wanted, "{count}");
             found.fill(0.0);
             let values = &mut found;
-            let products = Products { rows: &rows, dim, planes: &numbers, count, values };
+            let products = PlaneProducts { rows: &rows, dim, planes: &numbers, count, values };
             products.with_simd(pulp::Scalar::new());
             assert_eq!(found, wanted, "{count}, without SIMD");
             #[cfg(target_arch = "x86_64")]
             if let Some(simd) = pulp::x86::V3::try_new() {
                 found.fill(0.0);
                 let values = &mut found;
-                let products = Products { rows: &rows, dim, planes: &numbers, count, values };
+                let products = PlaneProducts { rows: &rows, dim, planes: &numbers, count, values };
                 Simd::vectorize(simd, products);
                 assert_eq!(found, wanted, "{count}, AVX2");
             }

@@ -16,13 +16,13 @@ const FEW: usize = 24;
 
 /// The home bucket of each row of a table. Memory: 5 bytes a row.
 #[derive(Default)]
-pub struct Own {
+pub struct HomeBuckets {
     starts: Vec<u32>,
     /// Number of rows in the bucket, saturated at [`MANY`].
     sizes: Vec<u8>,
 }
 
-/// Bucket size from which [`Own::sizes`] saturates.
+/// Bucket size from which [`HomeBuckets::sizes`] saturates.
 const MANY: u8 = 255;
 
 /// The rows of a base, bucket by bucket. Memory: 13 bytes a row.
@@ -37,7 +37,7 @@ pub struct Table {
     shift: u32,
 }
 
-impl Own {
+impl HomeBuckets {
     /// Bytes for a table of `rows` rows.
     pub fn bytes(rows: usize) -> usize {
         rows * (size_of::<u32>() + size_of::<u8>())
@@ -110,7 +110,7 @@ impl Table {
     }
 
     /// The home bucket of each row.
-    pub fn own(&self) -> Own {
+    pub fn own(&self) -> HomeBuckets {
         let (mut starts, mut sizes) = (vec![0; self.rows.len()], vec![0; self.rows.len()]);
         for (_, bucket) in self.buckets() {
             for row in self.rows(&bucket) {
@@ -118,11 +118,11 @@ impl Table {
                 sizes[*row as usize] = u8::try_from(bucket.len()).unwrap_or(MANY);
             }
         }
-        Own { starts, sizes }
+        HomeBuckets { starts, sizes }
     }
 
     /// The home bucket of a row; empty if the row is alone there.
-    pub fn of_row(&self, row: usize, own: &Own) -> Range<u32> {
+    pub fn of_row(&self, row: usize, own: &HomeBuckets) -> Range<u32> {
         let start = own.starts[row];
         match own.sizes[row] {
             1 => start..start,

@@ -1,7 +1,7 @@
 //! Generates the candidates of queries from hash tables.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::params::{LshParams, Scoring};
 use super::probed_buckets::{ProbedBuckets, RaggedLists, concat_lists};
@@ -11,10 +11,10 @@ use super::visited::VisitedRows;
 use crate::algo::knn::row_filter::RowFilter;
 use crate::device::{QueryRows, TableRows};
 use crate::error::{Error, Result};
-use crate::index::lsh::{Near, Own, Prober, Signature, SlotOutOfRange, Table, limit};
+use crate::index::lsh::{HomeBuckets, Near, Prober, Signature, SlotOutOfRange, Table, limit};
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::ElementKind;
-use crate::parallel::{in_parallel, threads};
+use crate::parallel::{in_parallel, lock, threads};
 use crate::rows::Rows;
 
 /// Queries that are hashed together.
@@ -34,7 +34,7 @@ pub(super) struct CandidateGenerator {
     /// Whether queries are rows of the base and probe only their home buckets. `own` has the home
     /// bucket of each row in each table, computed on first use.
     probes_home_buckets: bool,
-    own: OnceLock<Vec<Own>>,
+    own: OnceLock<Vec<HomeBuckets>>,
     /// The largest norm of a transformed row, if boxes are searched by radius.
     longest: f64,
     /// Idle scratch memory; all marks are unset.
@@ -102,7 +102,7 @@ impl CandidateGenerator {
         let marks = rows.div_ceil(8) + scored * size_of::<f64>();
         let of_table = match probe_rule {
             ProbeRule::Radius(_) => rows * BOX,
-            ProbeRule::Probes(_) if probes_home_buckets => Own::bytes(rows),
+            ProbeRule::Probes(_) if probes_home_buckets => HomeBuckets::bytes(rows),
             ProbeRule::Probes(_) => 0,
         };
         let bytes = tables.len() * of_table + threads() * marks;
@@ -279,8 +279,9 @@ impl CandidateGenerator {
             match self.resolved.probe_rule {
                 ProbeRule::Probes(probes) => {
                     keys.clear();
-                    for of_row in of_rows {
-                        prober.keys(signature, of_row, &hash_table.functions, probes, &mut keys);
+                    for (values, wholes) in of_rows {
+                        let functions = &hash_table.functions;
+                        prober.keys(signature, values, wholes, functions, probes, &mut keys);
                         ends.push(buckets.len() + keys.len());
                     }
                     hash_table.table.find(&keys, &mut buckets);
@@ -290,12 +291,8 @@ impl CandidateGenerator {
                         job.check()?;
                         let near = Near::new(values, *limit);
                         let key = signature.key(wholes);
-                        near_boxes(
-                            &near,
-                            key,
-                            (&hash_table.table, &self.boxes[table]),
-                            &mut buckets,
-                        );
+                        let boxes = &self.boxes[table];
+                        near_boxes(&near, key, &hash_table.table, boxes, &mut buckets);
                         ends.push(buckets.len());
                     }
                 }
@@ -322,10 +319,13 @@ impl CandidateGenerator {
             (ElementKind::F32, _) => ElementKind::F32,
             (_, kind) => kind,
         };
-        let of = (self.resolved.signature.metric, kind);
+        let metric = self.resolved.signature.metric;
         let others = self.longest + 2.0 * hasher.shifted_by();
         let lengths = hasher.lengths(queries);
-        lengths.into_iter().map(|length| limit(radius, length + others, of, dim)).collect()
+        lengths
+            .into_iter()
+            .map(|length| limit(radius, length + others, metric, kind, dim))
+            .collect()
     }
 
     /// The distinct candidates of a range of queries, without the query itself.
@@ -336,8 +336,7 @@ impl CandidateGenerator {
         query_rows: QueryRows,
         job: &Job,
     ) -> Result<RaggedLists<u32>> {
-        let lock = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut marks = lock().pop().unwrap_or_else(|| self.marks());
+        let mut marks = lock(&self.idle).pop().unwrap_or_else(|| self.marks());
         let (mut rows, mut counts) = (Vec::new(), Vec::new());
         for query in queries {
             let start = rows.len();
@@ -353,7 +352,7 @@ impl CandidateGenerator {
             }
             counts.push(rows.len() - start);
         }
-        lock().push(marks);
+        lock(&self.idle).push(marks);
         Ok((rows, counts))
     }
 
@@ -434,7 +433,8 @@ impl CandidateGenerator {
 fn near_boxes(
     near: &Near,
     key: u64,
-    (table, boxes): (&Table, &[(u64, Range<u32>)]),
+    table: &Table,
+    boxes: &[(u64, Range<u32>)],
     buckets: &mut Vec<Range<u32>>,
 ) {
     match near.flips(boxes.len()) {

@@ -9,7 +9,7 @@ use super::resolved_params::ResolvedParams;
 use super::tables::{HashTable, build};
 use super::{Resolution, resolve};
 use crate::algo::knn::params::KnnParams;
-use crate::device::{AnyDevice, Device, OnDevice, QueryRows};
+use crate::device::{AnyDevice, Device, OnDevice, QueryInput, QueryRows};
 use crate::error::Result;
 use crate::index::lsh::{Planes, Table};
 use crate::job::{Job, Reserved};
@@ -49,8 +49,11 @@ impl TablesBuilder {
     /// # Errors
     /// [`Unsatisfiable`](crate::Error::Unsatisfiable) for parameters that these rows cannot meet.
     pub fn new(
-        (base, reserved, training): (Rows, Option<Reserved>, Option<&Rows>),
-        (params, lsh): (KnnParams, &LshParams),
+        base: Rows,
+        reserved: Option<Reserved>,
+        training: Option<&Rows>,
+        params: KnnParams,
+        lsh: &LshParams,
         job: &Job,
     ) -> Result<Self> {
         struct Tune<'a>(&'a Rows, Option<&'a Rows>, KnnParams, &'a LshParams, &'a Job);
@@ -58,8 +61,8 @@ impl TablesBuilder {
             type Output = Result<Resolution>;
             fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {
                 let Self(base, training, params, lsh, job) = self;
-                let inputs = (base, (base, QueryRows::OfBase { first: 0 }), training);
-                resolve(device, inputs, (params, lsh), job)
+                let queries = QueryInput { rows: base, query_rows: QueryRows::OfBase { first: 0 } };
+                resolve(device, base, queries, training, params, lsh, job)
             }
         }
         let base = base.searched(params.metric(), job)?;

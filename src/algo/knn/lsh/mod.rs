@@ -19,7 +19,7 @@ mod tables;
 mod tuning;
 mod visited;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use self::candidates::{CandidateGenerator, IndexedBase};
 use self::gpu::device_tables::DeviceTables;
@@ -38,9 +38,10 @@ use self::tuning::sample::training;
 use self::tuning::tune;
 use super::params::KnnParams;
 use super::search::{Index, KnnSearch, SearchResult};
-use crate::device::{Device, QueryRows};
+use crate::device::{Device, QueryInput, QueryRows};
 use crate::error::Result;
 use crate::job::{Job, Phase, Reserved};
+use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// A base with its hash tables.
@@ -72,7 +73,7 @@ impl From<CandidateGenerator> for LazyCandidateGenerator {
 impl LazyCandidateGenerator {
     fn get(&self, job: &Job) -> Result<&CandidateGenerator> {
         // The lock makes concurrent callers wait for the tables that are being built.
-        let mut inputs = self.inputs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inputs = lock(&self.inputs);
         if let (None, Some((resolved, params, base, _reserved))) = (self.generator.get(), &*inputs)
         {
             let generator = CandidateGenerator::build(resolved.clone(), params, base.clone(), job)?;
@@ -95,8 +96,11 @@ struct Resolution {
 /// Tunes free parameters for `queries`; planes are trained on `trained_on` or a sample of the base.
 fn resolve<D: Device>(
     device: &Arc<D>,
-    (base, queries, trained_on): (&Rows, (&Rows, QueryRows), Option<&Rows>),
-    (params, lsh): (KnnParams, &LshParams),
+    base: &Rows,
+    queries: QueryInput<'_>,
+    trained_on: Option<&Rows>,
+    params: KnnParams,
+    lsh: &LshParams,
     job: &Job,
 ) -> Result<Resolution> {
     let metric = params.metric();
@@ -111,7 +115,7 @@ fn resolve<D: Device>(
     match ResolvedParams::given(lsh, metric, &hasher) {
         Some(resolved) => Ok(Resolution { resolved, expected: None, _reserved }),
         None => {
-            let tuned = tune(device, base, (params, lsh, &hasher), queries, job)?;
+            let tuned = tune(device, base, params, lsh, &hasher, queries, job)?;
             let expected = Some((tuned.recall, tuned.share));
             Ok(Resolution { resolved: tuned.resolved, expected, _reserved })
         }
@@ -123,17 +127,19 @@ impl<D: Device> LshSearch<D> {
     /// `trained_on` or a sample of the base.
     pub fn open(
         device: &Arc<D>,
-        (rows, queries, trained_on): (Rows, (&Rows, QueryRows), Option<&Rows>),
-        (params, lsh): (KnnParams, &LshParams),
+        rows: Rows,
+        queries: QueryInput<'_>,
+        trained_on: Option<&Rows>,
+        params: KnnParams,
+        lsh: &LshParams,
         job: &Job,
     ) -> Result<Self> {
-        let inputs = (&rows, queries, trained_on);
         let Resolution { resolved, expected, _reserved: reserved } =
-            resolve(device, inputs, (params, lsh), job)?;
+            resolve(device, &rows, queries, trained_on, params, lsh, job)?;
         let used = resolved.params(lsh);
         let indexed = IndexedBase {
             rows: rows.clone(),
-            is_queried: queries.1 != QueryRows::Separate,
+            is_queried: queries.query_rows != QueryRows::Separate,
             row_filter: None,
             hashed_kind: rows.matrix().kind(),
         };
@@ -142,7 +148,7 @@ impl<D: Device> LshSearch<D> {
         let counting = base.rows.len();
         let reranker = Reranker::new(base, params.k(), counting);
         let device_tables =
-            DeviceTables::build(&reranker, &resolved, (lsh, indexed.is_queried), job)?;
+            DeviceTables::build(&reranker, &resolved, lsh, indexed.is_queried, job)?;
         let (generator, sizes) = match &device_tables {
             Some((_, sizes)) => {
                 let inputs = Mutex::new(Some((resolved, lsh.clone(), indexed, reserved)));
@@ -162,7 +168,8 @@ impl<D: Device> LshSearch<D> {
 
 impl<D: Device> KnnSearch for LshSearch<D> {
     fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<SearchResult> {
-        let queries = (&queries.searched(self.reranker.base.metric, job)?, query_rows);
+        let rows = &queries.searched(self.reranker.base.metric, job)?;
+        let queries = QueryInput { rows, query_rows };
         let found = match &self.device_tables {
             Some(device_tables) => device_tables.search(&self.reranker, queries, job)?,
             None => None,
@@ -170,8 +177,8 @@ impl<D: Device> KnnSearch for LshSearch<D> {
         let found = match found {
             Some(found) => found,
             None => {
-                let tables = (self.generator.get(job)?, Some(&*self.resident_tables));
-                self.reranker.search(tables, queries, job)?
+                let generator = self.generator.get(job)?;
+                self.reranker.search(generator, &self.resident_tables, queries, job)?
             }
         };
         let (mut found, open) = self.reranker.finish(found, queries, job)?;

@@ -1,12 +1,17 @@
 //! Refines reranked lists: ranks their rows by exact distances, as
 //! [`ExactSearch`](crate::device::ExactSearch) does for all rows.
 
+use std::ops::Range;
+
 use super::candidates::CandidateGenerator;
 use super::probed_buckets::concat_lists;
 use super::rerank::{PartialTopK, Reranker, reserved_buckets};
 use crate::algo::knn::search::{LshWork, SearchResult};
-use crate::algo::knn::top_k::TopKLists;
-use crate::device::{Device, Distances, ExactPairs, Neighbors, QueryRows, RowStats, Starts, Work};
+use crate::algo::knn::top_k::NearestLists;
+use crate::device::{
+    Candidates, Device, Distances, ExactPairs, Neighbors, QueryInput, QueryRows, RowStats, Starts,
+    Work,
+};
 use crate::error::Result;
 use crate::job::Job;
 use crate::parallel::in_parallel;
@@ -31,21 +36,22 @@ impl<D: Device> Reranker<D> {
     pub(super) fn finish(
         &self,
         found: PartialTopK,
-        (queries, query_rows): (&Rows, QueryRows),
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         job: &Job,
     ) -> Result<(SearchResult, Vec<u32>)> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let per_query = self.k.min(self.counting.saturating_sub(itself));
         let PartialTopK { nearest, visited, pairs } = found;
-        let TopKLists { rows, distances: sums, starts } = nearest;
+        let NearestLists { rows, distances: sums, starts } = nearest;
         let work = Work { pairs, rechecked: rows.len() as u64, ..Work::default() };
         let starts = starts.into_vec();
+        let lists = Candidates::new(&starts, &rows);
         let longest = self.filter.needs_lengths().then(|| self.base.stats().longest);
         let tasks: Vec<_> = (0..starts.len() - 1).step_by(TASK).collect();
         let refined = in_parallel(tasks, |first| {
             job.check()?;
             let some = first..(first + TASK).min(starts.len() - 1);
-            Ok(self.refine((queries, longest), some, (&rows, &starts, &sums)))
+            Ok(self.refine(queries, longest, some, &lists, &sums))
         });
         let (mut all, mut ends) = (RefinedLists::default(), vec![0]);
         for part in refined {
@@ -80,16 +86,18 @@ impl<D: Device> Reranker<D> {
     /// smallest device distances.
     fn refine(
         &self,
-        (queries, longest): (&Rows, Option<f64>),
-        some: std::ops::Range<usize>,
-        (rows, starts, sums): (&[u32], &[usize], &Distances),
+        queries: &Rows,
+        longest: Option<f64>,
+        some: Range<usize>,
+        lists: &Candidates<'_>,
+        sums: &Distances,
     ) -> RefinedLists {
-        let base = &self.base;
+        let (base, starts, rows) = (&self.base, lists.starts(), lists.rows());
         let pairs = base.device.host().exact_pairs(base.metric, queries, &base.rows);
         let (mut refined, mut buffer) = (RefinedLists::default(), Vec::new());
         for query in some {
             let list = starts[query]..starts[query + 1];
-            let nearest = nearest(&pairs, (query, &rows[list.clone()]), self.k, &mut buffer);
+            let nearest = nearest(&pairs, query, &rows[list.clone()], self.k, &mut buffer);
             if list.len() == self.listed {
                 let lengths = longest.map_or(0.0, |longest| longest * pairs.length(query));
                 let kth = nearest.last().map_or(0.0, |(distance, _)| *distance);
@@ -109,20 +117,22 @@ impl<D: Device> Reranker<D> {
     pub(super) fn by_definition(
         &self,
         generator: &CandidateGenerator,
-        (queries, query_rows): (&Rows, QueryRows),
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         some: &[u32],
         job: &Job,
     ) -> Result<PartialTopK> {
-        let base = &self.base;
+        let (base, starts, rows) = (&self.base, lists.starts(), lists.rows());
         let pairs = base.device.host().exact_pairs(base.metric, queries, &base.rows);
         let part = job.part();
         let found = in_parallel(some.to_vec(), |query| {
             part.check()?;
             let at = query as usize;
-            let (one, own) = (queries.slice(at..at + 1), query_rows.skip(query));
-            let (probed, _reserved) = reserved_buckets(generator, (&one, own), &part)?;
-            let (rows, _) = concat_lists(vec![generator.candidates(&probed, 0..1, own, &part)])?;
-            Ok((nearest(&pairs, (at, &rows), self.k, &mut Vec::new()), rows.len() as u64))
+            let (one, query_rows) = (queries.slice(at..at + 1), query_rows.skip(query));
+            let one = QueryInput { rows: &one, query_rows };
+            let (probed, _reserved) = reserved_buckets(generator, one, &part)?;
+            let candidates = generator.candidates(&probed, 0..1, query_rows, &part);
+            let (rows, _) = concat_lists(vec![candidates])?;
+            Ok((nearest(&pairs, at, &rows, self.k, &mut Vec::new()), rows.len() as u64))
         });
         let (mut rows, mut distances, mut starts, mut pairs) = (Vec::new(), Vec::new(), vec![0], 0);
         for of_query in found {
@@ -133,7 +143,7 @@ impl<D: Device> Reranker<D> {
             pairs += candidates;
         }
         let (distances, starts) = (Distances::F64(distances), Starts::Each(starts));
-        Ok(PartialTopK { nearest: TopKLists { rows, distances, starts }, visited: 0, pairs })
+        Ok(PartialTopK { nearest: NearestLists { rows, distances, starts }, visited: 0, pairs })
     }
 
     /// Replaces the top-k lists of the queries in `some`, each of length `k`, by the results of
@@ -144,7 +154,7 @@ impl<D: Device> Reranker<D> {
         some: &[u32],
         by_definition: PartialTopK,
     ) {
-        let PartialTopK { nearest: TopKLists { rows, distances, starts }, pairs, .. } =
+        let PartialTopK { nearest: NearestLists { rows, distances, starts }, pairs, .. } =
             by_definition;
         for (query, from) in some.iter().zip(starts.into_vec()) {
             let query = *query as usize;
@@ -161,7 +171,8 @@ impl<D: Device> Reranker<D> {
 /// The `k` nearest of `rows` by exact distance, ties going to the lower row.
 fn nearest(
     pairs: &ExactPairs<'_>,
-    (query, rows): (usize, &[u32]),
+    query: usize,
+    rows: &[u32],
     k: usize,
     buffer: &mut Vec<f64>,
 ) -> Vec<(f64, u32)> {

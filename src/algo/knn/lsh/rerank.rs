@@ -7,10 +7,10 @@ use std::sync::{Arc, OnceLock};
 use super::candidates::CandidateGenerator;
 use super::gpu::table_residency::ResidentTables;
 use super::probed_buckets::{ProbedBuckets, concat_lists};
-use crate::algo::knn::top_k::{TopKLists, merge, select_top_k};
+use crate::algo::knn::top_k::{NearestLists, merge, select_top_k};
 use crate::device::{
-    Candidates, Device, Distances, ErrorBounds, NearestInBuckets, QueryRows, RowStats, RowUse,
-    Starts,
+    Candidates, Device, Distances, ErrorBounds, NearestInBuckets, QueryInput, QueryRows, RowStats,
+    RowUse, Starts,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
@@ -82,37 +82,39 @@ impl<D: Device> Reranker<D> {
         Self { listed: self.listed.saturating_mul(2).saturating_add(64), ..self }
     }
 
-    /// The nearest neighbours of the queries `first..end`, whose buckets are known; they have at
-    /// most `bound` candidates.
+    /// The nearest neighbours of the queries `some`, which have at most `bound` candidates in their
+    /// buckets `probed`; and the number of candidates.
     fn compare(
         &self,
-        (queries, query_rows): (&Rows, QueryRows),
-        (generator, probed): (&CandidateGenerator, &ProbedBuckets),
-        (first, end, bound): (usize, usize, usize),
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
+        generator: &CandidateGenerator,
+        probed: &ProbedBuckets,
+        some: Range<usize>,
+        bound: usize,
         job: &Job,
-    ) -> Result<(TopKLists, u64)> {
+    ) -> Result<(NearestLists, u64)> {
         job.enter(Phase::Find);
         let per_candidate = 2 * size_of::<u32>() + size_of::<f64>();
         let _reserved = job.reserve("candidate lists", bound * per_candidate)?;
-        let step = (end - first).div_ceil(4 * threads()).max(1);
-        let tasks: Vec<_> = (first..end).step_by(step).collect();
-        let found = in_parallel(tasks, |from| {
-            generator.candidates(probed, from..end.min(from + step), query_rows, job)
+        let step = some.len().div_ceil(4 * threads()).max(1);
+        let tasks: Vec<_> = some.clone().step_by(step).collect();
+        let lists = in_parallel(tasks, |from| {
+            generator.candidates(probed, from..some.end.min(from + step), query_rows, job)
         });
-        let (rows, starts) = concat_lists(found)?;
+        let (rows, starts) = concat_lists(lists)?;
         job.enter(Phase::Compare);
         let DeviceBase { device, on_device, .. } = &*self.base;
         let is_part = self.counting < self.base.rows.len();
         let queries = match query_rows {
-            QueryRows::OfBase { first: row } if !is_part => {
-                let row = row as usize;
-                device.slice(on_device, row + first..row + end)
+            QueryRows::OfBase { first } if !is_part => {
+                let first = first as usize;
+                device.slice(on_device, first + some.start..first + some.end)
             }
-            _ => self.base.queries(&queries.slice(first..end)),
+            _ => self.base.queries(&queries.slice(some)),
         };
         let candidates = Candidates::new(&starts, &rows);
         let distances = device.distances_of(&queries, on_device, &candidates, job)?;
-        Ok((select_top_k((&starts, &rows), distances, self.listed), rows.len() as u64))
+        Ok((select_top_k(&candidates, distances, self.listed), rows.len() as u64))
     }
 
     /// The longest run of queries with at most `most` candidates, but at least one query. Returns
@@ -140,53 +142,47 @@ impl<D: Device> Reranker<D> {
     /// device.
     pub fn search(
         &self,
-        (generator, resident_tables): (&CandidateGenerator, Option<&ResidentTables<D>>),
-        (queries, query_rows): (&Rows, QueryRows),
+        generator: &CandidateGenerator,
+        resident_tables: &ResidentTables<D>,
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         job: &Job,
     ) -> Result<PartialTopK> {
         let base = &self.base.rows;
         base.check_queries(queries)?;
         let mut all = PartialTopK::new(base.matrix().kind());
         let queries = &queries.slice(0..if base.is_empty() { 0 } else { queries.len() });
-        let left_out = generator.left_out();
-        let resident_tables = resident_tables
-            .filter(|_| !generator.scores())
-            .map(|resident_tables| (resident_tables, left_out.as_deref()));
-        if let (Some(resident_tables), true) = (resident_tables, generator.probes_home_buckets())
-            && let Some(found) = self.probe_on_device(
-                (queries, query_rows),
-                (generator, None),
-                resident_tables,
-                job,
-            )?
+        let probe = self.device_probe(generator, resident_tables);
+        if generator.probes_home_buckets()
+            && let Some(probe) = &probe
+            && let Some(lists) =
+                probe.search(QueryInput { rows: queries, query_rows }, None, job)?
         {
-            return Ok(found);
+            return Ok(lists);
         }
         let mut wave = generator.together(PROBED_BUCKETS_TOGETHER, None);
         let mut start = 0;
         while start < queries.len() {
             job.enter(Phase::Find);
             let some = queries.slice(start..queries.len().min(start + wave));
-            let here = (&some, query_rows.skip(start as u32));
+            let here = QueryInput { rows: &some, query_rows: query_rows.skip(start as u32) };
             let (probed, _reserved) = match reserved_buckets(generator, here, job) {
                 // Retry with half of the queries.
                 Err(Error::HostMemory { .. }) if some.len() > 1 => {
                     wave = some.len() / 2;
                     continue;
                 }
-                found => found?,
+                buckets => buckets?,
             };
             let (most, _) = probed.most();
             wave = generator.together(PROBED_BUCKETS_TOGETHER, Some((some.len(), most)));
             start += some.len();
-            if let Some(resident_tables) = resident_tables
-                && let Some(found) =
-                    self.probe_on_device(here, (generator, Some(&probed)), resident_tables, job)?
+            if let Some(probe) = &probe
+                && let Some(lists) = probe.search(here, Some(&probed), job)?
             {
-                all.extend(found);
+                all.extend(lists);
                 continue;
             }
-            self.compare_all(here, (generator, &probed), &mut all, job)?;
+            self.compare_all(here, generator, &probed, &mut all, job)?;
         }
         Ok(all)
     }
@@ -195,15 +191,16 @@ impl<D: Device> Reranker<D> {
     /// into memory.
     fn compare_all(
         &self,
-        queries: (&Rows, QueryRows),
-        found: (&CandidateGenerator, &ProbedBuckets),
+        queries: QueryInput<'_>,
+        generator: &CandidateGenerator,
+        probed: &ProbedBuckets,
         all: &mut PartialTopK,
         job: &Job,
     ) -> Result<()> {
         let (mut from, mut most) = (0, CANDIDATES_TOGETHER);
-        while from < queries.0.len() {
-            let (to, visited, bound) = self.queries_within(found.1, from..queries.0.len(), most);
-            match self.compare(queries, found, (from, to, bound), job) {
+        while from < queries.rows.len() {
+            let (to, visited, bound) = self.queries_within(probed, from..queries.rows.len(), most);
+            match self.compare(queries, generator, probed, from..to, bound, job) {
                 Ok((nearest, pairs)) => {
                     all.visited += visited;
                     all.add(nearest, pairs);
@@ -221,7 +218,7 @@ impl<D: Device> Reranker<D> {
 /// The buckets that queries probe, and their reserved memory.
 pub(super) fn reserved_buckets(
     generator: &CandidateGenerator,
-    (queries, query_rows): (&Rows, QueryRows),
+    QueryInput { rows: queries, query_rows }: QueryInput<'_>,
     job: &Job,
 ) -> Result<(ProbedBuckets, Reserved)> {
     let reserve = |bytes| job.reserve("bucket lists of queries", bytes);
@@ -238,7 +235,7 @@ pub(super) fn reserved_buckets(
 
 /// Candidate lists of queries from a subset of the tables.
 pub struct PartialTopK {
-    pub(super) nearest: TopKLists,
+    pub(super) nearest: NearestLists,
     pub(super) visited: u64,
     pub(super) pairs: u64,
 }
@@ -246,7 +243,7 @@ pub struct PartialTopK {
 impl From<NearestInBuckets> for PartialTopK {
     fn from(found: NearestInBuckets) -> Self {
         let NearestInBuckets { rows, distances, starts, visited, pairs } = found;
-        Self { nearest: TopKLists { rows, distances, starts }, visited, pairs }
+        Self { nearest: NearestLists { rows, distances, starts }, visited, pairs }
     }
 }
 
@@ -254,7 +251,7 @@ impl PartialTopK {
     pub(super) fn new(kind: ElementKind) -> Self {
         let (distances, rows) = (Distances::none(kind), Vec::new());
         let starts = Starts::Equal { lists: 0, each: 0 };
-        Self { nearest: TopKLists { rows, distances, starts }, visited: 0, pairs: 0 }
+        Self { nearest: NearestLists { rows, distances, starts }, visited: 0, pairs: 0 }
     }
 
     /// Appends the lists of the next queries.
@@ -268,7 +265,7 @@ impl PartialTopK {
         self.add(next.nearest, next.pairs);
     }
 
-    fn add(&mut self, nearest: TopKLists, pairs: u64) {
+    fn add(&mut self, nearest: NearestLists, pairs: u64) {
         self.nearest.rows.extend(nearest.rows);
         self.nearest.distances.extend(nearest.distances);
         self.nearest.starts.extend(nearest.starts);

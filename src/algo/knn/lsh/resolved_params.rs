@@ -36,7 +36,7 @@ pub(super) fn hasher(
     job: &Job,
 ) -> Result<Hasher> {
     let dim = base.matrix().dim();
-    let mut hasher = Hasher::new((params.family, metric), params.seed, dim)
+    let mut hasher = Hasher::new(params.family, metric, params.seed, dim)
         .with_planes(params.planes, params.is_zero_sum);
     // The radius of boxes is a distance between unit vectors.
     if params.planes != Planes::Random {
@@ -111,7 +111,7 @@ impl ResolvedParams {
     pub fn any(params: &LshParams, metric: Metric, dim: usize) -> Self {
         let signature = params.signature(metric, params.width.unwrap_or(1.0), true);
         let (tables, hashes) = (params.tables.unwrap_or(1), params.hashes.unwrap_or(1));
-        let hasher = Hasher::new((params.family, metric), params.seed, dim);
+        let hasher = Hasher::new(params.family, metric, params.seed, dim);
         let probe_rule = ProbeRule::of(params, hashes);
         Self { hasher, signature, tables, hashes, probe_rule }
     }

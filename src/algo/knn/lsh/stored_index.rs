@@ -1,7 +1,7 @@
 //! Stored LSH indexes: their parameters, and searches in tables loaded from a file.
 //! [`TablesBuilder`](super::TablesBuilder) builds them.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::candidates::{CandidateGenerator, IndexedBase};
 use super::gpu::table_residency::ResidentTables;
@@ -14,12 +14,13 @@ use super::{LshSearch, Resolution};
 use crate::algo::knn::params::KnnParams;
 use crate::algo::knn::row_filter::RowFilter;
 use crate::algo::knn::search::{Index, KnnSearch, SearchResult};
-use crate::device::{AnyDevice, Device, OnDevice, QueryRows};
+use crate::device::{AnyDevice, Device, OnDevice, QueryInput, QueryRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::{Hasher, Planes, Table, file};
 use crate::job::{Job, Reserved};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
+use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// A stored index, without the contents of its tables.
@@ -53,8 +54,9 @@ pub trait StoredBase: Send + Sync {
     fn search(
         &self,
         tables: Option<&LoadedTables>,
-        params: (KnnParams, &LshParams),
-        queries: (&Rows, QueryRows),
+        params: KnnParams,
+        lsh: &LshParams,
+        queries: QueryInput<'_>,
         row_filter: Option<Arc<RowFilter>>,
         job: &Job,
     ) -> Result<StoredSearch>;
@@ -86,7 +88,7 @@ pub trait MultiPassSearch: Send + Sync {
     fn search(
         &self,
         tables: &LoadedTables,
-        queries: (&Rows, QueryRows),
+        queries: QueryInput<'_>,
         open: Option<&[u32]>,
         job: &Job,
     ) -> Result<PartialTopK>;
@@ -104,7 +106,7 @@ pub trait MultiPassSearch: Send + Sync {
     fn finish(
         &self,
         found: PartialTopK,
-        queries: (&Rows, QueryRows),
+        queries: QueryInput<'_>,
         job: &Job,
     ) -> Result<(SearchResult, Vec<u32>)>;
 
@@ -198,11 +200,12 @@ impl StoredTables {
     /// [`Error::Cancelled`].
     pub fn load(
         &self,
-        tables: (usize, Vec<Table>),
+        first: usize,
+        tables: Vec<Table>,
         reserved: Reserved,
         job: &Job,
     ) -> Result<LoadedTables> {
-        LoadedTables::new(&self.resolved(&self.params), tables, reserved, job)
+        LoadedTables::new(&self.resolved(&self.params), first, tables, reserved, job)
     }
 
     /// The resolved parameters; those that a query may set are taken from `lsh`.
@@ -218,7 +221,7 @@ impl StoredTables {
 
     fn hasher(&self) -> Hasher {
         let params = &self.params;
-        let mut hasher = Hasher::new((params.family, self.metric), params.seed, self.dim)
+        let mut hasher = Hasher::new(params.family, self.metric, params.seed, self.dim)
             .with_planes(params.planes, params.is_zero_sum);
         if params.planes != Planes::Random {
             hasher = hasher.with_unit_rows();
@@ -250,7 +253,7 @@ struct CachedTables<D: Device> {
 impl<D: Device> StoredDeviceBase<D> {
     /// The device's copy of `tables`, which is kept until a search uses other tables.
     fn resident_tables(&self, tables: &[Arc<HashTable>]) -> Arc<ResidentTables<D>> {
-        let mut kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.tables);
         let first = tables.first().map_or_else(Weak::new, Arc::downgrade);
         let of = (first, tables.len());
         let is_kept = kept.as_ref().is_some_and(|kept| {
@@ -265,8 +268,9 @@ impl<D: Device> StoredDeviceBase<D> {
     /// The resolved parameters; free ones are tuned for these queries.
     fn resolve(
         &self,
-        (params, lsh): (KnnParams, &LshParams),
-        queries: (&Rows, QueryRows),
+        params: KnnParams,
+        lsh: &LshParams,
+        queries: QueryInput<'_>,
         row_filter: Option<&RowFilter>,
         job: &Job,
     ) -> Result<Resolution> {
@@ -288,7 +292,7 @@ impl<D: Device> StoredDeviceBase<D> {
         }
         let hasher = self.stored.hasher();
         let device = &self.base.device;
-        let tuned = tune(device, &rows, (params, lsh, &hasher), queries, job)?;
+        let tuned = tune(device, &rows, params, lsh, &hasher, queries, job)?;
         let expected = Some((tuned.recall, tuned.share));
         Ok(Resolution { resolved: tuned.resolved, expected, _reserved: None })
     }
@@ -298,16 +302,17 @@ impl<D: Device> StoredBase for StoredDeviceBase<D> {
     fn search(
         &self,
         tables: Option<&LoadedTables>,
-        (params, lsh): (KnnParams, &LshParams),
-        (queries, query_rows): (&Rows, QueryRows),
+        params: KnnParams,
+        lsh: &LshParams,
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         row_filter: Option<Arc<RowFilter>>,
         job: &Job,
     ) -> Result<StoredSearch> {
         let rows = &self.base.rows;
         let counting = row_filter.as_ref().map_or(rows.len(), |filter| filter.rows().len());
-        let of_queries = (&queries.searched(params.metric(), job)?, query_rows);
+        let of_queries = QueryInput { rows: &queries.searched(params.metric(), job)?, query_rows };
         let Resolution { resolved, expected, .. } =
-            self.resolve((params, lsh), of_queries, row_filter.as_deref(), job)?;
+            self.resolve(params, lsh, of_queries, row_filter.as_deref(), job)?;
         let used = resolved.params(lsh);
         let indexed = IndexedBase {
             rows: rows.clone(),
@@ -347,7 +352,7 @@ impl<D: Device> StoredBase for StoredDeviceBase<D> {
             return Err(scores_need_memory(resolved.tables));
         }
         // Drop the device's copy of the tables, and its memory.
-        *self.tables.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.tables) = None;
         let index = index(self.stored.sizes);
         let reranker = reranker.with_longer_lists();
         let search = DeviceMultiPass { reranker, resolved, params: lsh.clone(), indexed, index };
@@ -376,21 +381,19 @@ impl<D: Device> MultiPassSearch for DeviceMultiPass<D> {
     fn search(
         &self,
         tables: &LoadedTables,
-        queries: (&Rows, QueryRows),
+        queries: QueryInput<'_>,
         open: Option<&[u32]>,
         job: &Job,
     ) -> Result<PartialTopK> {
         let (tables, resolved) = (tables.hash_tables.clone(), self.resolved.clone());
         let generator =
             CandidateGenerator::over(tables, resolved, &self.params, self.indexed.clone(), job)?;
-        let searched = queries.0.searched(self.reranker.base.metric, job)?;
-        let queries = (&searched, queries.1);
+        let rows = &queries.rows.searched(self.reranker.base.metric, job)?;
+        let queries = QueryInput { rows, ..queries };
         match open {
             Some(open) => self.reranker.by_definition(&generator, queries, open, job),
             // The next group replaces these tables soon.
-            None => {
-                self.reranker.search((&generator, Some(&ResidentTables::default())), queries, job)
-            }
+            None => self.reranker.search(&generator, &ResidentTables::default(), queries, job),
         }
     }
 
@@ -401,11 +404,11 @@ impl<D: Device> MultiPassSearch for DeviceMultiPass<D> {
     fn finish(
         &self,
         found: PartialTopK,
-        queries: (&Rows, QueryRows),
+        queries: QueryInput<'_>,
         job: &Job,
     ) -> Result<(SearchResult, Vec<u32>)> {
-        let searched = queries.0.searched(self.reranker.base.metric, job)?;
-        self.reranker.finish(found, (&searched, queries.1), job)
+        let rows = &queries.rows.searched(self.reranker.base.metric, job)?;
+        self.reranker.finish(found, QueryInput { rows, ..queries }, job)
     }
 
     fn settle(&self, found: &mut SearchResult, open: &[u32], by_definition: PartialTopK) {

@@ -48,7 +48,8 @@ impl LoadedTables {
     /// The tables from number `first` on, with their hash functions.
     pub(super) fn new(
         resolved: &ResolvedParams,
-        (first, tables): (usize, Vec<Table>),
+        first: usize,
+        tables: Vec<Table>,
         reserved: Reserved,
         job: &Job,
     ) -> Result<Self> {

@@ -9,15 +9,14 @@ use super::rows::{CudaRows, wait_for};
 use super::spec::{Spec, device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
-    Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges, SelfRows,
-    Starts, TableRows, TablesBuilt,
+    BucketSearch, Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges,
+    SelfRows, Starts, TableRows, TablesBuilt,
 };
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::hashing::{self, can_hash};
 use crate::error::{Error, Result};
-use crate::index::lsh::Hasher;
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real};
 use crate::memory::{Pages, room, taking};
@@ -47,9 +46,10 @@ const SHARE_OF_FIELDS: u64 = 8;
 const VISIT: usize = 16;
 
 impl HashingDevice for CudaDevice {
-    type Tables = CudaTables;
+    type Rows = CudaRows;
+    type HashTables = CudaTables;
 
-    fn warm_hashing(&self, metric: Metric, (kind, dim): (ElementKind, usize), hashes: bool) {
+    fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, hashes: bool) {
         std::thread::scope(|scope| {
             let spec = Spec::of_rows(kind, metric, dim);
             scope.spawn(move || BucketKernels::get(&self.gpu, spec));
@@ -60,12 +60,12 @@ impl HashingDevice for CudaDevice {
         });
     }
 
-    fn finds_in_buckets(&self, base: &CudaRows, queries: usize, k: usize) -> Result<bool> {
-        Ok(queries >= FEWEST_QUERIES && self.has_lists(base, k)?)
-    }
-
-    fn can_hash(&self, base: &CudaRows, hasher: &Hasher) -> bool {
-        (1..=MOST_ROWS).contains(&base.rows.len()) && can_hash(&base.rows, hasher)
+    fn accepts(&self, base: &CudaRows, search: &BucketSearch<'_>) -> Result<bool> {
+        let BucketSearch { queries, k, hasher } = *search;
+        Ok((1..=MOST_ROWS).contains(&base.rows.len())
+            && hasher.is_none_or(|hasher| can_hash(&base.rows, hasher))
+            && queries >= FEWEST_QUERIES
+            && self.has_lists(base, k)?)
     }
 
     fn build_tables(
@@ -84,13 +84,15 @@ impl HashingDevice for CudaDevice {
 
     fn nearest_in_buckets(
         &self,
-        sides: (&CudaRows, &CudaRows),
+        queries: &CudaRows,
+        base: &CudaRows,
         tables: &CudaTables,
         buckets: &Buckets<'_>,
         k: usize,
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
-        match sides.1.rows.matrix().kind() {
+        let sides = (queries, base);
+        match base.rows.matrix().kind() {
             ElementKind::F64 => self.nearest::<f64>(sides, tables, buckets, k, job),
             _ => self.nearest::<f32>(sides, tables, buckets, k, job),
         }
@@ -106,8 +108,7 @@ impl OnGpu for f64 {}
 impl CudaDevice {
     /// Whether there is shared memory for lists of `k` neighbours.
     fn has_lists(&self, base: &CudaRows, k: usize) -> Result<bool> {
-        let is_possible = (1..=MOST_ROWS).contains(&base.rows.len()) && k <= MOST_NEIGHBORS;
-        Ok(is_possible && base.bucket_kernels(&self.gpu)?.warps_of_block(k).is_some())
+        Ok(k <= MOST_NEIGHBORS && base.bucket_kernels(&self.gpu)?.warps_of_block(k).is_some())
     }
 
     fn nearest<T: OnGpu>(

@@ -34,3 +34,5 @@ mod passes;
 mod rows;
 mod spec;
 mod tables;
+
+pub(super) use tables::CudaTables;

@@ -3,19 +3,20 @@
 use crate::algo::knn::lsh::params::LshParams;
 use crate::algo::knn::lsh::rerank::{DeviceBase, PartialTopK, Reranker};
 use crate::algo::knn::lsh::resolved_params::{ProbeRule, ResolvedParams};
-use crate::device::{Buckets, Device, Hashes, ProbeSet, QueryRows, SelfRows, TablesBuilt};
+use crate::device::{
+    BucketSearch, Buckets, Device, Hashes, ProbeSet, QueryInput, QueryRows, SelfRows, TablesBuilt,
+};
 use crate::error::{Error, Result};
 use crate::index::lsh::Family;
 use crate::job::{Job, Phase};
 use crate::parallel::in_parallel;
-use crate::rows::Rows;
 
 /// Buckets that are looked up at a time.
 const BUCKETS_TOGETHER: usize = 1 << 24;
 
 /// The tables of a base on its device.
 pub(in crate::algo::knn::lsh) struct DeviceTables<D: Device> {
-    tables: D::Tables,
+    tables: D::HashTables,
     /// Number of tables.
     count: usize,
     /// Number of buckets that a query probes in each table; `None` if queries are rows of the base
@@ -29,37 +30,39 @@ impl<D: Device> DeviceTables<D> {
     pub fn build(
         reranker: &Reranker<D>,
         resolved: &ResolvedParams,
-        (params, is_queried): (&LshParams, bool),
+        params: &LshParams,
+        is_queried: bool,
         job: &Job,
     ) -> Result<Option<(Self, (usize, usize))>> {
         let DeviceBase { device, rows, on_device, .. } = &*reranker.base;
-        let k = reranker.listed.min(reranker.counting);
+        let Some(hashing) = device.hashing() else { return Ok(None) };
         let probes = match (resolved.probe_rule, flips(resolved, params)) {
             (ProbeRule::Probes(1), _) => 1,
             (ProbeRule::Probes(probes), Some(most)) => probes.min(most),
             _ => return Ok(None),
         };
+        let search = BucketSearch {
+            queries: rows.len(),
+            k: reranker.listed.min(reranker.counting),
+            hasher: Some(&resolved.hasher),
+        };
         if rows.is_empty()
             || params.scoring.as_ref().is_some_and(|scoring| !scoring.takes_all())
-            || !device.can_hash(on_device, &resolved.hasher)
-            || !device.finds_in_buckets(on_device, rows.len(), k)?
+            || !hashing.accepts(on_device, &search)?
         {
             return Ok(None);
         }
         job.enter(Phase::Hash);
         // Twice, since all functions are copied together to be uploaded.
         let bytes = 2 * resolved.tables * resolved.bytes();
-        let _reserved = match job.reserve("hash functions", bytes) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            reserved => reserved?,
-        };
+        let Some(_reserved) = job.try_reserve(bytes) else { return Ok(None) };
         let numbers = (0..resolved.tables).collect();
         let functions = in_parallel(numbers, |table: usize| resolved.functions(table, job));
         let functions = functions.into_iter().collect::<Result<Vec<_>>>()?;
         let hashes = Hashes { functions: &functions, signature: &resolved.signature };
         let probes_home_buckets = is_queried && probes == 1;
         let built = job.retry_after_eviction(|| {
-            device.build_tables(on_device, &hashes, probes_home_buckets, job)
+            hashing.build_tables(on_device, &hashes, probes_home_buckets, job)
         });
         match built {
             Ok(Some(TablesBuilt { tables, sizes })) => {
@@ -76,7 +79,7 @@ impl<D: Device> DeviceTables<D> {
     pub fn search(
         &self,
         reranker: &Reranker<D>,
-        (queries, query_rows): (&Rows, QueryRows),
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         job: &Job,
     ) -> Result<Option<PartialTopK>> {
         let base = &reranker.base.rows;
@@ -92,7 +95,7 @@ impl<D: Device> DeviceTables<D> {
         let mut all = PartialTopK::new(base.matrix().kind());
         for first in (0..queries.len()).step_by(together.max(1)) {
             let some = queries.slice(first..queries.len().min(first + together.max(1)));
-            let some = (&some, query_rows.skip(first as u32));
+            let some = QueryInput { rows: &some, query_rows: query_rows.skip(first as u32) };
             match job.retry_after_eviction(|| self.search_some(reranker, some, job)) {
                 Ok(Some(found)) => all.extend(found),
                 Ok(None) | Err(Error::DeviceMemory { .. }) => return Ok(None),
@@ -105,10 +108,11 @@ impl<D: Device> DeviceTables<D> {
     fn search_some(
         &self,
         reranker: &Reranker<D>,
-        (queries, query_rows): (&Rows, QueryRows),
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         job: &Job,
     ) -> Result<Option<PartialTopK>> {
         let DeviceBase { device, on_device, .. } = &*reranker.base;
+        let Some(hashing) = device.hashing() else { return Ok(None) };
         let buckets = Buckets {
             queries: queries.len(),
             tables: self.count,
@@ -122,16 +126,16 @@ impl<D: Device> DeviceTables<D> {
             },
             left_out: None,
         };
-        let on_device_too = match query_rows {
+        let queries = match query_rows {
             QueryRows::OfBase { first } => {
                 device.slice(on_device, first as usize..first as usize + queries.len())
             }
             QueryRows::Separate => reranker.base.queries(queries),
         };
         let k = reranker.listed.min(reranker.counting);
-        let sides = (&on_device_too, on_device);
-        let found = device.nearest_in_buckets(sides, &self.tables, &buckets, k, job)?;
-        Ok(found.map(PartialTopK::from))
+        let lists =
+            hashing.nearest_in_buckets(&queries, on_device, &self.tables, &buckets, k, job)?;
+        Ok(lists.map(PartialTopK::from))
     }
 }
 

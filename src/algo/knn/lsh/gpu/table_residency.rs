@@ -2,12 +2,13 @@
 //! off: all tables at once or, if the device lacks memory, in groups for each block of queries.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::algo::knn::lsh::candidates::CandidateGenerator;
-use crate::device::Device;
+use crate::device::{Device, Hashing};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
+use crate::parallel::lock;
 
 /// Rows of tables that are copied in the time in which the host visits one row.
 const COPIED_PER_VISIT: u64 = 8;
@@ -18,14 +19,14 @@ pub(in crate::algo::knn::lsh) struct ResidentTables<D: Device>(Mutex<CopyState<D
 enum CopyState<D: Device> {
     /// Not copied yet; the number of rows visited until now.
     NotCopied(u64),
-    Copied(Arc<D::Tables>),
+    Copied(Arc<D::HashTables>),
     /// The device has memory for at most this number of tables, possibly 0.
     AtMost(usize),
 }
 
 /// Copies of tables on a device.
 pub(in crate::algo::knn::lsh) enum TableCopies<D: Device> {
-    All(Arc<D::Tables>),
+    All(Arc<D::HashTables>),
     /// At most this number at a time, to be copied for each block of queries.
     AtMost(usize),
 }
@@ -38,13 +39,14 @@ impl<D: Device> Default for ResidentTables<D> {
 
 impl<D: Device> ResidentTables<D> {
     fn state(&self) -> MutexGuard<'_, CopyState<D>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// The tables, if the copy pays off; about `visited` more rows are about to be visited in them.
     pub fn get(
         &self,
-        (device, generator): (&D, &CandidateGenerator),
+        hashing: &Hashing<D>,
+        generator: &CandidateGenerator,
         visited: u64,
         job: &Job,
     ) -> Result<Option<TableCopies<D>>> {
@@ -58,7 +60,7 @@ impl<D: Device> ResidentTables<D> {
             if !pays(all) {
                 return Ok(None);
             }
-            *state = match copy_tables((device, generator), 0..tables, job) {
+            *state = match copy_tables::<D>(hashing, generator, 0..tables, job) {
                 Ok(tables) => CopyState::Copied(Arc::new(tables)),
                 Err(Error::DeviceMemory { .. } | Error::HostMemory { .. }) => {
                     CopyState::AtMost(tables / 2)
@@ -88,12 +90,13 @@ impl<D: Device> ResidentTables<D> {
 
 /// Copies the tables `numbers` to a device.
 pub(in crate::algo::knn::lsh) fn copy_tables<D: Device>(
-    (device, generator): (&D, &CandidateGenerator),
+    hashing: &Hashing<D>,
+    generator: &CandidateGenerator,
     numbers: Range<usize>,
     job: &Job,
-) -> Result<D::Tables> {
+) -> Result<D::HashTables> {
     job.enter(Phase::Build);
     let _reserved = job.reserve("bucket offsets", generator.bytes_of_buckets(numbers.clone()))?;
     let tables = generator.rows_of_tables(numbers);
-    job.retry_after_eviction(|| device.tables(&tables, job))
+    job.retry_after_eviction(|| hashing.tables(&tables, job))
 }

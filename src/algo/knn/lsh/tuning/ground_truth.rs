@@ -5,10 +5,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::algo::knn::params::KnnParams;
 use crate::device::{Device, ExactSearch, Neighbors, QueryRows};
 use crate::error::Result;
 use crate::job::Job;
-use crate::metric::Metric;
 use crate::rows::Rows;
 
 /// Largest number of ranks of a query that are checked.
@@ -42,29 +42,31 @@ impl GroundTruth {
     /// Largest number of checked rows of a query.
     pub const MOST_ROWS: usize = RANKS + TIED;
 
-    /// The ground truth of `queries`; `own` has the base row that each query is, if any.
+    /// The ground truth of `queries`; `self_rows` has the base row that each query is, if any.
     ///
     /// # Errors
     /// Those of the exact search.
     pub fn new<D: Device>(
         device: &Arc<D>,
-        (base, queries): (&Rows, &Rows),
-        own: &[Option<u32>],
-        (metric, k): (Metric, usize),
+        base: &Rows,
+        queries: &Rows,
+        self_rows: &[Option<u32>],
+        params: KnnParams,
         job: &Job,
     ) -> Result<Self> {
-        let itself = usize::from(own.iter().any(Option::is_some));
-        let per_query = k.min(base.len().saturating_sub(itself));
+        let itself = usize::from(self_rows.iter().any(Option::is_some));
+        let per_query = params.k().min(base.len().saturating_sub(itself));
         let search = |more: usize| -> Result<Neighbors> {
             let count = per_query + itself + more;
-            let search = ExactSearch::open(device.clone(), base.clone(), metric, count, job)?;
+            let (device, base) = (device.clone(), base.clone());
+            let search = ExactSearch::open(device, base, params.metric(), count, job)?;
             search.search(queries, QueryRows::Separate, job)
         };
-        let mut found = others(search(1)?, own);
-        if per_query > 0 && found.iter().any(|list| ties(list, per_query) > 0) {
-            found = others(search(TIED)?, own);
+        let mut neighbors = others(search(1)?, self_rows);
+        if per_query > 0 && neighbors.iter().any(|list| ties(list, per_query) > 0) {
+            neighbors = others(search(TIED)?, self_rows);
         }
-        let (lists, rows) = Self::checked_rows(&found, per_query);
+        let (lists, rows) = Self::checked_rows(&neighbors, per_query);
         let rows = Rows::all(Arc::new(base.gather(&rows, job)?));
         Ok(Self { rows, lists, per_query })
     }
@@ -129,15 +131,14 @@ fn spread(all: usize, count: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The neighbours of each query with their distances, without the query itself.
-fn others(found: Neighbors, own: &[Option<u32>]) -> Vec<Vec<(u32, f64)>> {
-    let all: Vec<(u32, f64)> =
-        found.rows.iter().enumerate().map(|(at, row)| (*row, found.distances.at(at))).collect();
-    let per_query = found.per_query;
-    let of_query = |(query, own): (usize, &Option<u32>)| {
-        let list = &all[query * per_query..][..per_query];
-        list.iter().copied().filter(|(row, _)| Some(*row) != *own).collect()
+fn others(neighbors: Neighbors, self_rows: &[Option<u32>]) -> Vec<Vec<(u32, f64)>> {
+    let Neighbors { per_query, rows, distances, .. } = neighbors;
+    let of_query = |(query, self_row): (usize, &Option<u32>)| {
+        let list = query * per_query..(query + 1) * per_query;
+        let list = list.map(|at| (rows[at], distances.at(at)));
+        list.filter(|(row, _)| Some(*row) != *self_row).collect()
     };
-    own.iter().enumerate().map(of_query).collect()
+    self_rows.iter().enumerate().map(of_query).collect()
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use self::sample::TuningSample;
 use super::params::{LshParams, MOST_BUCKETS, MOST_HASHES, MOST_TABLES};
 use super::resolved_params::{ProbeRule, ResolvedParams};
 use crate::algo::knn::params::KnnParams;
-use crate::device::{Device, QueryRows};
+use crate::device::{Device, QueryInput};
 use crate::error::{Error, Result};
 use crate::index::lsh::{
     Family, Hasher, MOST_PLANES, Near, Prober, Signature, Table, TableFunctions, limit,
@@ -81,11 +81,13 @@ struct Trial {
 pub(super) fn tune<D: Device>(
     device: &Arc<D>,
     base: &Rows,
-    (params, lsh, hasher): (KnnParams, &LshParams, &Hasher),
-    queries: (&Rows, QueryRows),
+    params: KnnParams,
+    lsh: &LshParams,
+    hasher: &Hasher,
+    queries: QueryInput<'_>,
     job: &Job,
 ) -> Result<Tuned> {
-    let sample = TuningSample::new(device, base, queries, params, (lsh, job))?;
+    let sample = TuningSample::new(device, base, queries, params, lsh, job)?;
     let given = [lsh.probes];
     let (first, more): (&[usize], &[usize]) =
         if lsh.has_free_probes { (&PROBES, &MORE_PROBES) } else { (&given, &[]) };
@@ -96,9 +98,8 @@ pub(super) fn tune<D: Device>(
         }
         tried = *probes;
         let lsh = LshParams { probes: *probes, has_free_probes: false, ..lsh.clone() };
-        let sizes = (base.len(), queries.0.len());
-        let (found, recall) = tune_with_probes((params, &lsh, hasher), &sample, sizes, job)?;
-        all.extend(found);
+        let (tuned, recall) = tune_with_probes(params.metric(), &lsh, hasher, &sample, job)?;
+        all.extend(tuned);
         best = f64::max(best, recall);
     }
     let fewest = all.iter().map(|tuned| tuned.share).fold(f64::INFINITY, f64::min);
@@ -119,16 +120,17 @@ pub(super) fn tune<D: Device>(
 
 /// All parameters that reach the recall with `lsh.probes` probes, and the best recall of all.
 fn tune_with_probes(
-    (params, lsh, hasher): (KnnParams, &LshParams, &Hasher),
+    metric: Metric,
+    lsh: &LshParams,
+    hasher: &Hasher,
     sample: &TuningSample,
-    (rows, queries): (usize, usize),
     job: &Job,
 ) -> Result<(Vec<Tuned>, f64)> {
     let with = |signature, hashes, tables| {
         let (hasher, probe_rule) = (hasher.clone(), ProbeRule::of(lsh, hashes));
         ResolvedParams { hasher, signature, tables, hashes, probe_rule }
     };
-    let mut groups = groups(lsh, sample, params, hasher.most());
+    let mut groups = groups(lsh, sample, metric, hasher.most());
     let most = all_trials(&groups).map(|trial| trial.hashes).max().unwrap_or(1);
     if sample.ground_truth.per_query == 0 {
         // There are no neighbours.
@@ -142,11 +144,12 @@ fn tune_with_probes(
     };
     let trials = all_trials(&groups).count();
     let _reserved = job.reserve("tuning LSH parameters", bytes(sample, hasher, trials, most))?;
-    let limits = RadiusLimits::new(hasher, sample, (lsh, params.metric()));
-    groups = measure_recall(groups, tables, functions, (sample, lsh, &limits), job)?;
+    let limits = RadiusLimits::new(hasher, sample, lsh, metric);
+    let inputs = TrialInputs { sample, lsh, limits };
+    groups = measure_recall(groups, tables, functions, &inputs, job)?;
     let best = all_trials(&groups).map(|trial| trial.recall).fold(0.0, f64::max);
     groups.iter_mut().for_each(|group| group.trials.retain(|trial| trial.tables.is_some()));
-    groups = count_candidates(groups, functions, (sample, lsh, &limits), job)?;
+    groups = count_candidates(groups, functions, &inputs, job)?;
     let dim = match sample.base.sets() {
         // The cost of a token, in dimensions.
         Some((sets, _)) => 5 * sets.mean_tokens().ceil() as usize,
@@ -154,14 +157,11 @@ fn tune_with_probes(
     };
     let tuned = |group: &TrialGroup, trial: &Trial| {
         let resolved = with(group.signature, trial.hashes, trial.tables.unwrap_or(tables));
-        let (share, time) = trial.costs((rows, queries, dim), sample, lsh.probes);
+        let (share, time) = trial.costs(dim, sample, lsh.probes);
         Tuned { resolved, recall: trial.recall, share, time }
     };
-    let mut found = Vec::new();
-    for group in &groups {
-        found.extend(group.trials.iter().map(|trial| tuned(group, trial)));
-    }
-    Ok((found, best))
+    let all = groups.iter().flat_map(|group| group.trials.iter().map(move |trial| (group, trial)));
+    Ok((all.map(|(group, trial)| tuned(group, trial)).collect(), best))
 }
 
 /// Bytes of `trials` trials with up to `functions` hash functions: the results of each trial, and
@@ -182,9 +182,10 @@ fn measure_recall(
     mut groups: Vec<TrialGroup>,
     tables: usize,
     functions: impl Fn(usize) -> Result<TableFunctions> + Sync,
-    (sample, lsh, limits): (&TuningSample, &LshParams, &RadiusLimits),
+    inputs: &TrialInputs<'_>,
     job: &Job,
 ) -> Result<Vec<TrialGroup>> {
+    let TrialInputs { sample, lsh, .. } = *inputs;
     let mut table = 0;
     while table < tables && !all_trials(&groups).all(|trial| trial.is_over) {
         let some = table..tables.min(table + threads());
@@ -192,7 +193,7 @@ fn measure_recall(
             hash_sample(some.clone(), &functions, [&sample.queries, &sample.ground_truth.rows])?;
         groups = in_parallel(groups, |mut group| {
             for (table, hashed) in some.clone().zip(&hashed) {
-                group.find_neighbors(hashed, (sample, lsh.probes, limits), job)?;
+                group.find_neighbors(hashed, inputs, job)?;
                 group.trials.iter_mut().for_each(|trial| trial.judge(table + 1, sample, lsh));
             }
             Ok(group)
@@ -208,16 +209,17 @@ fn measure_recall(
 fn count_candidates(
     mut groups: Vec<TrialGroup>,
     functions: impl Fn(usize) -> Result<TableFunctions> + Sync,
-    (sample, lsh, limits): (&TuningSample, &LshParams, &RadiusLimits),
+    inputs: &TrialInputs<'_>,
     job: &Job,
 ) -> Result<Vec<TrialGroup>> {
+    let sample = inputs.sample;
     let last = all_trials(&groups).filter_map(|trial| trial.tables).max().unwrap_or(0);
     for first in (0..last).step_by(threads()) {
         let some = first..last.min(first + threads());
         let hashed = hash_sample(some.clone(), &functions, [&sample.queries, &sample.base])?;
         groups = in_parallel(groups, |mut group| {
             for (table, hashed) in some.clone().zip(&hashed) {
-                group.count(hashed, (table, sample, lsh.probes), limits, job)?;
+                group.count(hashed, table, inputs, job)?;
             }
             Ok(group)
         })
@@ -248,12 +250,7 @@ fn all_trials(groups: &[TrialGroup]) -> impl Iterator<Item = &Trial> {
 }
 
 /// All combinations of the free parameters.
-fn groups(
-    lsh: &LshParams,
-    sample: &TuningSample,
-    params: KnnParams,
-    most: usize,
-) -> Vec<TrialGroup> {
+fn groups(lsh: &LshParams, sample: &TuningSample, metric: Metric, most: usize) -> Vec<TrialGroup> {
     let widths: Vec<f64> = match (lsh.family, lsh.width) {
         (Family::PStable, None) => {
             WIDTHS.iter().map(|times| times * sample.median_distance).collect()
@@ -283,7 +280,7 @@ fn groups(
         seen: Vec::new(),
         visited: 0,
     };
-    let (metric, has_width) = (params.metric(), lsh.width.is_some());
+    let has_width = lsh.width.is_some();
     let group = |width| TrialGroup {
         signature: lsh.signature(metric, width, !has_width),
         trials: counts.iter().map(trial).collect(),
@@ -291,18 +288,25 @@ fn groups(
     widths.into_iter().map(group).collect()
 }
 
+/// The inputs of all trials.
+struct TrialInputs<'a> {
+    sample: &'a TuningSample,
+    lsh: &'a LshParams,
+    limits: RadiusLimits,
+}
+
 /// The search limit of each sampled query, if boxes are searched by radius.
 struct RadiusLimits(Vec<f64>);
 
 impl RadiusLimits {
-    fn new(hasher: &Hasher, sample: &TuningSample, (lsh, metric): (&LshParams, Metric)) -> Self {
+    fn new(hasher: &Hasher, sample: &TuningSample, lsh: &LshParams, metric: Metric) -> Self {
         let Some(radius) = lsh.box_radius else { return Self(Vec::new()) };
         // A longer row of the base would widen the limit by another rounding error.
         let longest = hasher.lengths(&sample.base).into_iter().fold(0.0, f64::max);
         let others = longest + 2.0 * hasher.shifted_by();
-        let (of, dim) = ((metric, sample.base.matrix().kind()), sample.base.matrix().dim());
+        let (kind, dim) = (sample.base.matrix().kind(), sample.base.matrix().dim());
         let lengths = hasher.lengths(&sample.queries).into_iter();
-        Self(lengths.map(|length| limit(radius, length + others, of, dim)).collect())
+        Self(lengths.map(|length| limit(radius, length + others, metric, kind, dim)).collect())
     }
 
     fn near(&self, query: usize, values: &[f64]) -> Option<Near> {
@@ -315,7 +319,7 @@ impl TrialGroup {
     fn find_neighbors(
         &mut self,
         (functions, values): &HashedSample,
-        (sample, probes, limits): (&TuningSample, usize, &RadiusLimits),
+        TrialInputs { sample, lsh, limits }: &TrialInputs<'_>,
         job: &Job,
     ) -> Result<()> {
         if self.trials.iter().all(|trial| trial.is_over) {
@@ -342,11 +346,11 @@ impl TrialGroup {
                     continue;
                 }
                 keys.clear();
-                let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
-                prober.keys(&signature, of_query, functions, probes, &mut keys);
+                let (values, wholes) = (&values[..trial.hashes], &wholes[..trial.hashes]);
+                prober.keys(&signature, values, wholes, functions, lsh.probes, &mut keys);
                 let home = keys[0];
                 keys.sort_unstable();
-                let near = limits.near(query, of_query.0);
+                let near = limits.near(query, values);
                 for (pair, found) in positions.zip(found).filter(|(_, found)| !**found) {
                     let key = signature.key(&rows[pair * all..][..trial.hashes]);
                     *found = match &near {
@@ -373,8 +377,8 @@ impl TrialGroup {
     fn count(
         &mut self,
         (functions, values): &HashedSample,
-        (table, sample, probes): (usize, &TuningSample, usize),
-        limits: &RadiusLimits,
+        table: usize,
+        TrialInputs { sample, lsh, limits }: &TrialInputs<'_>,
         job: &Job,
     ) -> Result<()> {
         let (all, signature) = (functions.count(), self.signature);
@@ -400,9 +404,9 @@ impl TrialGroup {
                 trial.seen.chunks_exact_mut(words).zip(of_queries.step_by(sample.counted_in))
             {
                 keys.clear();
-                let of_query = (&values[..trial.hashes], &wholes[..trial.hashes]);
-                prober.keys(&signature, of_query, functions, probes, &mut keys);
-                if let Some(near) = limits.near(query, of_query.0) {
+                let (values, wholes) = (&values[..trial.hashes], &wholes[..trial.hashes]);
+                prober.keys(&signature, values, wholes, functions, lsh.probes, &mut keys);
+                if let Some(near) = limits.near(query, values) {
                     let home = keys[0];
                     let is_near = |(key, _): &(u64, _)| near.reaches(Signature::flips(home, *key));
                     keys = buckets.buckets().filter(is_near).map(|(key, _)| key).collect();
@@ -431,7 +435,7 @@ impl Trial {
         self.recall = mean(&recalls);
         let pairs = sample.ground_truth.rows.len();
         let is_enough = self.recall
-            >= lower_confidence_threshold((&recalls, pairs), lsh.recall, sample.shares)
+            >= lower_confidence_threshold(&recalls, pairs, lsh.recall, sample.shares)
             || (sample.is_largest && self.recall > 1.0 - 1e-9);
         match lsh.tables {
             Some(given) if tables < given => {}
@@ -448,19 +452,15 @@ impl Trial {
     }
 
     /// The share of the base that is compared with a query, and the estimated time in ns.
-    fn costs(
-        &self,
-        (base, queries, dim): (usize, usize, usize),
-        sample: &TuningSample,
-        probes: usize,
-    ) -> (f64, f64) {
+    fn costs(&self, dim: usize, sample: &TuningSample, probes: usize) -> (f64, f64) {
         let pairs = (sample.counted() * sample.base.len()) as f64;
         let distinct: u32 = self.seen.iter().map(|seen| seen.count_ones()).sum();
         // Add-one smoothing: a sample without hits does not prove a share of 0.
         let share = (f64::from(distinct) + 1.0) / pairs;
         let visited = (self.visited as f64 + 1.0) / pairs;
         let tables = self.tables.unwrap_or(0) as f64;
-        let (rows, queries, dim) = (base as f64, queries as f64, dim as f64);
+        let (rows, queries) = (sample.all_rows as f64, sample.all_queries as f64);
+        let dim = dim as f64;
         let hash = tables * self.hashes as f64 * dim * 0.2;
         let build = tables * 30.0 * rows + hash * rows;
         let find = queries * (hash + tables * probes as f64 * 100.0 + visited * rows * 2.0);

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::ground_truth::GroundTruth;
+use super::recall_bound::SampledShares;
 use crate::algo::knn::lsh::params::LshParams;
 use crate::algo::knn::params::KnnParams;
-use crate::device::{Device, QueryRows};
+use crate::device::{Device, QueryInput, QueryRows};
 use crate::error::{Error, Result};
 use crate::index::lsh::Planes;
 use crate::job::{Job, Reserved};
@@ -40,8 +41,11 @@ pub(super) struct TuningSample {
     pub base: Rows,
     /// For each query, the position of the same row in `base`, if it was sampled.
     pub itself: Vec<Option<usize>>,
-    /// The share of all queries in the sample, and the share of their neighbours that is checked.
-    pub shares: (f64, f64),
+    pub shares: SampledShares,
+    /// Number of rows of the base.
+    pub all_rows: usize,
+    /// Number of queries of the search.
+    pub all_queries: usize,
     /// Whether the sample has reached its largest size.
     pub is_largest: bool,
     /// Candidates are counted for every `counted_in`-th query.
@@ -57,9 +61,10 @@ impl TuningSample {
     pub fn new<D: Device>(
         device: &Arc<D>,
         base: &Rows,
-        (queries, query_rows): (&Rows, QueryRows),
+        QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         params: KnnParams,
-        (lsh, job): (&LshParams, &Job),
+        lsh: &LshParams,
+        job: &Job,
     ) -> Result<Self> {
         let mut random = Random::new(lsh.seed);
         let of_query = GroundTruth::MOST_ROWS * base.matrix().row_bytes();
@@ -86,13 +91,14 @@ impl TuningSample {
         let sampled = Rows::all(Arc::new(queries.gather(&positions, job)?));
         let own: Vec<Option<u32>> =
             positions.iter().map(|position| first.map(|first| first + position)).collect();
-        let of = (params.metric(), params.k());
-        let ground_truth = GroundTruth::new(device, (base, &sampled), &own, of, job)?;
+        let ground_truth = GroundTruth::new(device, base, &sampled, &own, params, job)?;
         reserved.shrink_to(rows);
         let position = |own: &Option<u32>| of_base.iter().position(|row| Some(*row) == *own);
         let mut sample = Self {
             queries: sampled,
-            shares: (share, ground_truth.share()),
+            shares: SampledShares { queries: share, neighbors: ground_truth.share() },
+            all_rows: base.len(),
+            all_queries: queries.len(),
             is_largest: count == most || positions.len() == queries.len(),
             counted_in: positions.len().div_ceil(QUERIES).max(1),
             ground_truth,
@@ -115,14 +121,16 @@ impl TuningSample {
         let last = |query| Some((query, self.ground_truth.positions(query).last()?));
         let near = (0..self.queries.len()).filter_map(last);
         let near = near.map(|(query, last)| {
-            distance(metric, (&self.queries, query), (&self.ground_truth.rows, last))
+            let neighbor = values(&self.ground_truth.rows, last);
+            distance(metric, &values(&self.queries, query), &neighbor)
         });
         let near = median(near.collect());
         if near > 0.0 {
             return near;
         }
         let far = 0..self.base.len().min(self.queries.len());
-        let far = far.map(|row| distance(metric, (&self.queries, row), (&self.base, row)));
+        let far =
+            far.map(|row| distance(metric, &values(&self.queries, row), &values(&self.base, row)));
         let far = far.filter(|distance| *distance > 0.0).collect();
         match median(far) {
             far if far > 0.0 => far,
@@ -178,16 +186,22 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The distance in which slot widths are measured; 0 for rows of bits.
-fn distance(metric: Metric, (a, x): (&Rows, usize), (b, y): (&Rows, usize)) -> f64 {
-    let dim = a.matrix().dim();
-    let of = |rows: &Rows, row: usize, i: usize| {
-        let at = row * dim + i;
-        rows.reals::<f64>().map(|x| x[at]).or_else(|| rows.reals::<f32>().map(|x| f64::from(x[at])))
-    };
-    let apart = (0..dim).map(|i| of(a, x, i).unwrap_or(0.0) - of(b, y, i).unwrap_or(0.0));
+/// The distance in which slot widths are measured.
+fn distance(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
+    let differences = x.iter().zip(y).map(|(x, y)| x - y);
     match metric {
-        Metric::L1 => apart.map(f64::abs).sum(),
-        _ => apart.map(|apart| apart * apart).sum::<f64>().sqrt(),
+        Metric::L1 => differences.map(f64::abs).sum(),
+        _ => differences.map(|d| d * d).sum::<f64>().sqrt(),
+    }
+}
+
+/// The values of a row in float64; zeros for a row of bits.
+fn values(rows: &Rows, row: usize) -> Vec<f64> {
+    let dim = rows.matrix().dim();
+    let of_row = row * dim..(row + 1) * dim;
+    match (rows.reals::<f64>(), rows.reals::<f32>()) {
+        (Some(values), _) => values[of_row].to_vec(),
+        (_, Some(values)) => values[of_row].iter().map(|x| f64::from(*x)).collect(),
+        _ => vec![0.0; dim],
     }
 }
