@@ -33,11 +33,11 @@ pub use compose::StreamedSearch;
 pub(crate) use compose::{ErrorBounds, RowStats};
 pub use compose::{ExactSearch, Means, NearestCentroids};
 pub use contract::{
-    Assignment, BucketSearch, Buckets, Candidates, Components, DbscanDevice, DbscanInput,
-    DbscanWork, Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind,
-    KMeansProblem, KMeansSession, KMeansShape, NOISE, NearestInBuckets, Neighbors, ProbeSet,
-    QueryInput, QueryRows, Ranges, RowUse, SearchDevice, SelfRows, Shape, Starts, StopReason,
-    TableRows, TablesBuilt, Within, Work, centroid_shift,
+    Assignment, BucketTask, Buckets, Candidates, Components, DbscanDevice, DbscanInput, DbscanWork,
+    Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem,
+    KMeansSession, KMeansShape, NOISE, NearestInBuckets, Neighbors, ProbeSet, QueryInput,
+    QueryRows, Ranges, RowUse, SearchDevice, SelfRows, Shape, Starts, StopReason, TableRows,
+    TablesBuilt, Within, Work, centroid_shift,
 };
 #[cfg(feature = "internals")]
 pub use contract::{Labels, Pairing, RoundsRun};

@@ -3,7 +3,7 @@
 use crate::algo::knn::{LshParams, Scoring};
 use crate::error::{Error, Result};
 use crate::exec::read::vector_column::VectorColumn;
-use crate::index::lsh::{Family, Planes, Rounding};
+use crate::index::lsh::{Family, Planes, SlotRounding};
 use crate::metric::Metric;
 
 /// The parameters of `knn_lsh` in Rust: k, and those that differ from the defaults. Omitted
@@ -211,7 +211,7 @@ impl KnnLsh {
             || self.box_radius.is_some();
         let family = family.or(has_planes.then_some(Family::Hyperplane));
         let mut params = LshParams::try_new(self.metric, family)?;
-        let rounding = named("rounding", self.rounding.as_deref(), &Rounding::NAMES)?;
+        let rounding = named("rounding", self.rounding.as_deref(), &SlotRounding::NAMES)?;
         let planes = named("planes", self.planes.as_deref(), &Planes::NAMES)?;
         params.tables = self.tables.map(count);
         params.hashes = self.hashes.map(count);

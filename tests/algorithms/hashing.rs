@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, RecordBatch};
 use arrow::datatypes::UInt32Type;
 use datafusion_neighbors::internals::index::lsh::{
-    Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
+    Family, HashSignature, Hasher, Planes, Prober, SlotRounding, TableFunctions,
 };
 use datafusion_neighbors::internals::job::Job;
 use datafusion_neighbors::internals::matrix::{Elements, Matrix};
@@ -51,7 +51,7 @@ fn collisions(rows: &Rows, metric: Metric, width: f64) -> Vec<f64> {
 fn collisions_by(hasher: &Hasher, rows: &Rows, metric: Metric, width: f64) -> Vec<f64> {
     let family = Family::of(metric)[0];
     let signature =
-        Signature { family, metric, width, rounding: Rounding::Floor, is_clamped: false };
+        HashSignature { family, metric, width, rounding: SlotRounding::Floor, is_clamped: false };
     let mut counts = vec![0usize; rows.len() - 1];
     for table in 0..FUNCTIONS / PER_TABLE {
         let functions = hasher.functions(table, PER_TABLE, &Job::default()).expect("functions");
@@ -230,11 +230,11 @@ fn minhash_of_sets_collides_by_the_shared_part() {
 fn distinct_bits_agree_as_drawn_without_return() {
     let (flips, count, dim) = ([(0, 1), (3, 0), (5, 5), (20, 10), (60, 0)], 6, 200);
     let rows = bits(&flips, 60);
-    let signature = Signature {
+    let signature = HashSignature {
         family: Family::Bits,
         metric: Metric::Hamming,
         width: 0.0,
-        rounding: Rounding::Floor,
+        rounding: SlotRounding::Floor,
         is_clamped: false,
     };
     let tables = FUNCTIONS;
@@ -289,8 +289,13 @@ fn next_buckets_are_the_nearest_ones() {
             Family::Hyperplane => (Metric::Cosine, 5, 6, 40),
             _ => (Metric::Hamming, 64, 6, 22),
         };
-        let signature =
-            Signature { family, metric, width: 0.7, rounding: Rounding::Floor, is_clamped: false };
+        let signature = HashSignature {
+            family,
+            metric,
+            width: 0.7,
+            rounding: SlotRounding::Floor,
+            is_clamped: false,
+        };
         let functions = functions((family, metric), 1, 0, count, dim);
         let rows = match family {
             Family::Bits => {
@@ -346,16 +351,16 @@ fn next_buckets_are_the_nearest_ones() {
 #[test]
 fn next_buckets_of_many_functions_are_the_nearest_ones() {
     let cases = [
-        (Family::PStable, Metric::L2, Rounding::Floor, 20),
-        (Family::PStable, Metric::L2, Rounding::Zero, 3),
-        (Family::PStable, Metric::L1, Rounding::Floor, 2),
-        (Family::PStable, Metric::L1, Rounding::Zero, 9),
-        (Family::Hyperplane, Metric::Cosine, Rounding::Floor, 64),
-        (Family::Hyperplane, Metric::Cosine, Rounding::Floor, 70),
+        (Family::PStable, Metric::L2, SlotRounding::Floor, 20),
+        (Family::PStable, Metric::L2, SlotRounding::Zero, 3),
+        (Family::PStable, Metric::L1, SlotRounding::Floor, 2),
+        (Family::PStable, Metric::L1, SlotRounding::Zero, 9),
+        (Family::Hyperplane, Metric::Cosine, SlotRounding::Floor, 64),
+        (Family::Hyperplane, Metric::Cosine, SlotRounding::Floor, 70),
     ];
     for (seed, (family, metric, rounding, count)) in (0..20).flat_map(|i| cases.map(|c| (i, c))) {
         let (dim, width) = (5, 0.7);
-        let signature = Signature { family, metric, width, rounding, is_clamped: false };
+        let signature = HashSignature { family, metric, width, rounding, is_clamped: false };
         let functions = functions((family, metric), seed, 0, count, dim);
         let mut rng = Rng(seed + 1);
         let values = functions.values(&rows_of((0..dim).map(|_| rng.normal()).collect(), dim));
@@ -369,7 +374,8 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
                 continue;
             }
             let at = values[i] / width + functions.offsets()[i];
-            let slot = |at: f64| if rounding == Rounding::Zero { at.trunc() } else { at.floor() };
+            let slot =
+                |at: f64| if rounding == SlotRounding::Zero { at.trunc() } else { at.floor() };
             assert_eq!(slot(at) as i32, own[i]);
             for change in [-1, 1] {
                 // The nearest boundary of the slot in this direction; rounding to zero has none at

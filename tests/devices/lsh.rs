@@ -10,7 +10,7 @@ use datafusion_neighbors::internals::algo::knn::{
 };
 use datafusion_neighbors::internals::device::{AnyDevice, Distances, QueryInput, QueryRows};
 use datafusion_neighbors::internals::index::lsh::{
-    Family, Hasher, Planes, Prober, Rounding, Signature, TableFunctions,
+    Family, HashSignature, Hasher, Planes, Prober, SlotRounding, TableFunctions,
 };
 use datafusion_neighbors::internals::job::{Budget, Job};
 use datafusion_neighbors::internals::matrix::ElementKind;
@@ -106,7 +106,7 @@ fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Fai
                 params.seed = i as u64;
                 if family == Family::PStable {
                     params.width = Some(width_of(*kind, metric));
-                    params.rounding = [Rounding::Floor, Rounding::Zero][i % 2];
+                    params.rounding = [SlotRounding::Floor, SlotRounding::Zero][i % 2];
                 }
                 check(device, &base, queries.as_ref(), k, &params, metric)?;
                 if family == Family::Hyperplane && hashes < dim {
@@ -294,7 +294,7 @@ fn on_boundaries(device: &AnyDevice) -> Result<(), Failed> {
             let mut params = LshParams::try_new(Metric::L2, Some(Family::PStable))?;
             (params.tables, params.hashes, params.seed) = (Some(1), Some(1), 3);
             params.width = Some(width);
-            params.rounding = [Rounding::Floor, Rounding::Zero][whole % 2];
+            params.rounding = [SlotRounding::Floor, SlotRounding::Zero][whole % 2];
             check(device, &base, None, 5, &params, Metric::L2)?;
         }
         if hits < 20 {
@@ -367,7 +367,7 @@ fn keys_of(
 ) -> Vec<(Vec<u64>, Vec<Vec<u64>>)> {
     let LshParams { family, rounding, probes, seed, .. } = *params;
     let width = params.width.unwrap_or(0.0);
-    let signature = Signature { family, metric, width, rounding, is_clamped: false };
+    let signature = HashSignature { family, metric, width, rounding, is_clamped: false };
     let (tables, hashes) = (params.tables.expect("given"), params.hashes.expect("given"));
     let mut hasher = Hasher::new(family, metric, seed, base.matrix().dim())
         .with_planes(params.planes, params.is_zero_sum);

@@ -78,15 +78,15 @@ fn best_runs<D: Device, T: Real>(
         KMeansShape { problems: ranges.len(), k: params.k, draws: params.init == Init::PlusPlus };
     let mut inputs = Vec::new();
     let problems = || {
-        let found = in_parallel(ranges, |range| {
+        let of_problems = in_parallel(ranges, |range| {
             let k = clusters(input, values, range.clone(), params, clamps, job)?;
             let problem = KMeansProblem::new::<T>(input, range, k, params.tolerance, job)?;
             let of_problem = ProblemInput::new(&problem, input, values, params);
             Ok((problem, of_problem))
         });
-        let found = found.into_iter().collect::<Result<Vec<_>>>()?;
+        let of_problems = of_problems.into_iter().collect::<Result<Vec<_>>>()?;
         let problems: Vec<_>;
-        (problems, inputs) = found.into_iter().filter(|(problem, _)| problem.k > 0).unzip();
+        (problems, inputs) = of_problems.into_iter().filter(|(problem, _)| problem.k > 0).unzip();
         job.check()?;
         Ok(problems)
     };
@@ -96,26 +96,26 @@ fn best_runs<D: Device, T: Real>(
     for run in 0..runs {
         job.enter(Phase::Seed);
         let centroids = initial(&inputs, &**device, session.as_mut(), given.as_ref(), run, job)?;
-        let found = lloyd(&inputs, device, session.as_mut(), centroids, job)?;
-        best.iter_mut().zip(found).for_each(|(best, found)| keep_better(best, found));
+        let clusterings = lloyd(&inputs, device, session.as_mut(), centroids, job)?;
+        best.iter_mut().zip(clusterings).for_each(|(best, next)| keep_better(best, next));
     }
     let mut best = best.into_iter().flatten();
-    let mut found: Vec<Clustering> = ranges_to(ends)
+    let mut best: Vec<Clustering> = ranges_to(ends)
         .map(|range| if range.is_empty() { None } else { best.next() })
-        .map(|found| found.unwrap_or_else(|| Clustering::of_nothing(rows)))
+        .map(|best| best.unwrap_or_else(|| Clustering::of_nothing(rows)))
         .collect();
-    if let Some(first) = found.first_mut() {
+    if let Some(first) = best.first_mut() {
         first.rounds.work += session.take_work()?;
     }
-    Ok(found)
+    Ok(best)
 }
 
 /// Keeps the clustering with the smaller inertia, the first in case of a tie.
-fn keep_better(best: &mut Option<Clustering>, found: Clustering) {
-    let assigned = best.as_ref().map_or(0, |best| best.rounds.assigned) + found.rounds.assigned;
+fn keep_better(best: &mut Option<Clustering>, next: Clustering) {
+    let assigned = best.as_ref().map_or(0, |best| best.rounds.assigned) + next.rounds.assigned;
     let best = match best {
-        Some(best) if best.inertia() <= found.inertia() => best,
-        other => other.insert(found),
+        Some(best) if best.inertia() <= next.inertia() => best,
+        other => other.insert(next),
     };
     best.rounds.assigned = assigned;
 }
@@ -146,15 +146,15 @@ fn clusters<T: Real>(
 ) -> Result<usize> {
     let dim = input.rows.matrix().dim();
     let weights = input.weights.map(|weights| &weights[rows.clone()]);
-    let own = &values[rows.start * dim..rows.end * dim];
-    let found = distinct_rows(own, params.cost(), dim, weights, params.k, job)?;
-    if found < params.k && !clamps {
+    let values = &values[rows.start * dim..rows.end * dim];
+    let distinct = distinct_rows(values, params.cost(), dim, weights, params.k, job)?;
+    if distinct < params.k && !clamps {
         let (k, weighing) = (params.k, if weights.is_some() { " of positive weight" } else { "" });
         return Err(Error::Unsatisfiable(format!(
-            "kmeans: k is {k}, but the input has only {found} distinct vectors{weighing}"
+            "kmeans: k is {k}, but the input has only {distinct} distinct vectors{weighing}"
         )));
     }
-    Ok(found)
+    Ok(distinct)
 }
 
 /// Lloyd's rounds of all problems, from `centroids` on.
@@ -206,13 +206,13 @@ fn lloyd<D: Device, T: Real>(
     };
     let all: Vec<_> = all.into_iter().enumerate().map(last).collect::<Result<_>>()?;
     let part = job.part();
-    let found = in_parallel(all, |(input, progress, labels, centroids)| {
+    let clusterings = in_parallel(all, |(input, progress, labels, centroids)| {
         let centroids = Arc::new(Matrix::new(T::elements(centroids), input.params.k, input.dim));
         let (rows, metric) = (&input.rows, input.params.metric);
         let nearest = NearestCentroids::of(device, rows, &centroids, metric, labels, &part)?;
         Ok(input.clustering(nearest, centroids, &progress))
     });
-    found.into_iter().collect()
+    clusterings.into_iter().collect()
 }
 
 impl<T: Real> ProblemInput<'_, T> {
@@ -319,9 +319,10 @@ mod tests {
                 ..KMeansParams::try_new(k as u64, metric).unwrap()
             };
             let (device, job) = (AnyDevice::cpu(), Job::default());
-            let found = kmeans(&device, &rows, Some(&weights), None, &params, &job).unwrap();
+            let clustering = kmeans(&device, &rows, Some(&weights), None, &params, &job).unwrap();
             let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
-            let all: Vec<_> = found.labels.iter().zip(&found.distances).zip(&weights).collect();
+            let all: Vec<_> =
+                clustering.labels.iter().zip(&clustering.distances).zip(&weights).collect();
             for block in all.chunks(BLOCK) {
                 let mut of_block = vec![0.0; k];
                 for ((label, distance), weight) in block {
@@ -332,8 +333,8 @@ mod tests {
                 }
                 inertias.iter_mut().zip(of_block).for_each(|(all, more)| *all += more);
             }
-            assert_eq!(found.sizes, sizes, "{metric}");
-            assert_eq!(found.inertias, inertias, "{metric}");
+            assert_eq!(clustering.sizes, sizes, "{metric}");
+            assert_eq!(clustering.inertias, inertias, "{metric}");
         }
     }
 
@@ -353,8 +354,9 @@ mod tests {
                 KMeansParams { tolerance: 0.0, ..KMeansParams::try_new(7, metric).unwrap() };
             let told = Arc::new(Told::default());
             let job = Job::default().with_watch(told.clone());
-            let found = kmeans(&AnyDevice::cpu(), &rows, weights.as_deref(), None, &params, &job);
-            let rounds = found.unwrap().rounds;
+            let clustering =
+                kmeans(&AnyDevice::cpu(), &rows, weights.as_deref(), None, &params, &job);
+            let rounds = clustering.unwrap().rounds;
             let told = told.0.lock().unwrap();
             assert_eq!(told.iter().map(|told| told.rounds).sum::<usize>(), rounds.iterations);
             assert!(told.len() > 3);
@@ -364,8 +366,8 @@ mod tests {
             let last = told.last().unwrap();
             assert_eq!(last.moved, rounds.moved, "{metric}");
             assert!(inertias[0] > (1.0 + 1e-6) * rounds.inertia, "{metric}: {inertias:?}");
-            let apart = (inertias[inertias.len() - 1] - rounds.inertia).abs();
-            assert!(apart <= 1e-5 * rounds.inertia, "{metric}: {apart} of {}", rounds.inertia);
+            let (last, inertia) = (inertias[inertias.len() - 1], rounds.inertia);
+            assert!((last - inertia).abs() <= 1e-5 * inertia, "{metric}: {last} and {inertia}");
         }
     }
 }

@@ -99,9 +99,9 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         let together = self.search.queries_together(self.listed());
         for first in (done..queries.len()).step_by(together) {
             let some = queries.slice(first..queries.len().min(first.saturating_add(together)));
-            let found = self.by_host(&some, query_rows.skip(first as u32), job)?;
-            open.extend(found.open.into_iter().map(|query| first as u32 + query));
-            neighbors.append(found.neighbors);
+            let lists = self.by_host(&some, query_rows.skip(first as u32), job)?;
+            open.extend(lists.open.into_iter().map(|query| first as u32 + query));
+            neighbors.append(lists.neighbors);
             if first == done {
                 let more = (queries.len() - first - some.len()) * neighbors.per_query;
                 neighbors.rows.reserve_exact(more);
@@ -164,18 +164,18 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
     /// The exact lists of queries, with exact distances computed on the host.
     fn by_host(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<ExactLists> {
         let (listed, enough) = (self.listed(), self.error_bounds.enough(self.k));
-        let found = self.search.search_for(listed, enough, queries, query_rows, job)?;
-        if found.rows.is_empty() {
+        let lists = self.search.search_for(listed, enough, queries, query_rows, job)?;
+        if lists.rows.is_empty() {
             let distances = Distances::F64(Vec::new());
-            let neighbors = Neighbors { distances, ..found };
+            let neighbors = Neighbors { distances, ..lists };
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
-        if self.are_exact(queries, &found) {
-            let neighbors = self.as_found(found, query_rows, job)?;
+        if self.are_exact(queries, &lists) {
+            let neighbors = self.as_found(lists, query_rows, job)?;
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
         let input = QueryInput { rows: queries, query_rows };
-        self.refine(input, found, self.k, &self.error_bounds, job)
+        self.refine(input, lists, self.k, &self.error_bounds, job)
     }
 
     fn exact_pairs<'a>(&'a self, queries: &'a Rows) -> ExactPairs<'a> {
@@ -193,12 +193,12 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
 
     /// Whether the device's sums are exact distances, so that no reranking is needed. Examines all
     /// rows only if that is less work.
-    fn are_exact(&self, queries: &Rows, found: &Neighbors) -> bool {
+    fn are_exact(&self, queries: &Rows, lists: &Neighbors) -> bool {
         if self.error_bounds.is_definition() && self.metric != Metric::L2 {
             return true;
         }
         let is_fraction = self.metric == Metric::Jaccard;
-        if is_fraction || !self.error_bounds.may_be_exact() || found.rows.len() < self.base().len()
+        if is_fraction || !self.error_bounds.may_be_exact() || lists.rows.len() < self.base().len()
         {
             return false;
         }
@@ -208,9 +208,9 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
     }
 
     /// The lists of the device, whose sums are exact.
-    fn as_found(&self, found: Neighbors, query_rows: QueryRows, job: &Job) -> Result<Neighbors> {
+    fn as_found(&self, lists: Neighbors, query_rows: QueryRows, job: &Job) -> Result<Neighbors> {
         let itself = usize::from(query_rows != QueryRows::Separate);
-        let Neighbors { per_query: listed, mut rows, distances, work, .. } = found;
+        let Neighbors { per_query: listed, mut rows, distances, work, .. } = lists;
         let k = self.k.min(self.base().len() - itself);
         let is_square =
             self.metric == Metric::L2 && self.base().matrix().kind() == ElementKind::F32;
@@ -222,8 +222,8 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         let mut exact: Vec<f64> = zeros(rows.len() / listed * k);
         fill_on_threads(&mut exact, k, |first, part| {
             for (list, part) in (first..).zip(part.chunks_exact_mut(k.max(1))) {
-                let found = (list * listed..).map(|at| distances.at(at));
-                part.iter_mut().zip(found).for_each(|(to, found)| *to = distance(found));
+                let sums = (list * listed..).map(|at| distances.at(at));
+                part.iter_mut().zip(sums).for_each(|(to, sum)| *to = distance(sum));
             }
             job.check()
         })?;
@@ -231,31 +231,31 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         Ok(Neighbors::new(k, rows, Distances::F64(exact), work))
     }
 
-    /// Reranks the lists in `found` by exact distance, in memory that they have reserved, and keeps
+    /// Reranks lists by exact distance, in memory that the search has reserved, and keeps
     /// the nearest `k` of each query.
     fn refine(
         &self,
         QueryInput { rows: queries, query_rows }: QueryInput<'_>,
-        found: Neighbors,
+        lists: Neighbors,
         k: usize,
         error_bounds: &ErrorBounds,
         job: &Job,
     ) -> Result<ExactLists> {
         let others = self.base().len() - usize::from(query_rows != QueryRows::Separate);
         let k = k.min(others);
-        let Neighbors { per_query: listed, mut rows, distances: sums, mut work, .. } = found;
+        let Neighbors { per_query: listed, mut rows, distances: sums, mut work, .. } = lists;
         let mut distances: Vec<f64> = zeros(rows.len());
         let pairs = self.exact_pairs(queries);
         let longest = error_bounds.needs_lengths().then(|| self.stats().longest);
         let lists = rows.chunks_mut(TASK * listed).zip(distances.chunks_mut(TASK * listed));
         let open = in_parallel(lists.enumerate().collect(), |(task, (rows, distances))| {
             job.check()?;
-            let (mut own, mut buffer, mut open) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut sorted, mut buffer, mut open) = (Vec::new(), Vec::new(), Vec::new());
             let lists = rows.chunks_exact_mut(listed).zip(distances.chunks_exact_mut(listed));
             for (query, (rows, distances)) in (task * TASK..).zip(lists) {
                 let count = rows.iter().rposition(|row| *row != NO_ROW).map_or(0, |last| last + 1);
                 pairs.compute(query, &rows[..count], &mut distances[..count], &mut buffer);
-                sort(&mut rows[..count], &mut distances[..count], &mut own);
+                sort(&mut rows[..count], &mut distances[..count], &mut sorted);
                 let lengths = longest.map_or(0.0, |longest| longest * pairs.length(query));
                 let last = sums.at(query * listed + listed - 1);
                 // A list with empty entries has all rows that matter.
@@ -332,14 +332,14 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
                 RetryStrategy::Longer => {
                     let k = per_query.saturating_mul(LONGER.0).saturating_add(LONGER.1);
                     let enough = self.error_bounds.enough(per_query);
-                    let found =
+                    let lists =
                         self.search.search_for(k, enough, &some, separate.query_rows, job)?;
-                    self.refine(separate, found, per_query, &self.error_bounds, job)?
+                    self.refine(separate, lists, per_query, &self.error_bounds, job)?
                 }
                 RetryStrategy::InF64 => match self.search_in_f64(&some, per_query, job) {
                     // Skip this step for lack of memory.
                     Err(Error::HostMemory { .. } | Error::DeviceMemory { .. }) => continue,
-                    found => self.refine(separate, found?, per_query, &of_f64, job)?,
+                    lists => self.refine(separate, lists?, per_query, &of_f64, job)?,
                 },
                 RetryStrategy::All => {
                     let neighbors = self.search_all(&some, per_query, job)?;
@@ -348,9 +348,9 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
             };
             all.work += neighbors.work;
             for (i, query) in open.iter().enumerate() {
-                let own = query_rows.own(*query);
+                let self_row = query_rows.own(*query);
                 let list = i * per_query..(i + 1) * per_query;
-                let others = list.filter(|at| Some(neighbors.rows[*at]) != own);
+                let others = list.filter(|at| Some(neighbors.rows[*at]) != self_row);
                 let places = *query as usize * all.per_query..;
                 for (place, at) in places.zip(others).take(all.per_query) {
                     all.rows[place] = neighbors.rows[at];
@@ -392,11 +392,11 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
                 job.check()?;
                 let end = self.base().len().min(first as usize + ROWS_TOGETHER);
                 let mut rows: Vec<u32> = (first..end as u32).collect();
-                let (mut distances, mut own) = (vec![0.0; rows.len()], Vec::new());
+                let (mut distances, mut sorted) = (vec![0.0; rows.len()], Vec::new());
                 pairs.compute(query, &rows, &mut distances, &mut Vec::new());
-                sort(&mut rows, &mut distances, &mut own);
-                own.truncate(k);
-                Ok(own)
+                sort(&mut rows, &mut distances, &mut sorted);
+                sorted.truncate(k);
+                Ok(sorted)
             });
             let mut nearest = parts.into_iter().collect::<Result<Vec<_>>>()?.concat();
             nearest.sort_unstable_by(in_order);
@@ -423,29 +423,29 @@ fn in_order(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
     a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
 }
 
-/// Sorts a list; afterwards `own` has a sorted copy.
-fn sort(rows: &mut [u32], distances: &mut [f64], own: &mut Vec<(f64, u32)>) {
-    own.clear();
-    own.extend(distances.iter().copied().zip(rows.iter().copied()));
-    if own.is_sorted_by(|a, b| in_order(a, b).is_le()) {
+/// Sorts a list; afterwards `sorted` has a sorted copy.
+fn sort(rows: &mut [u32], distances: &mut [f64], sorted: &mut Vec<(f64, u32)>) {
+    sorted.clear();
+    sorted.extend(distances.iter().copied().zip(rows.iter().copied()));
+    if sorted.is_sorted_by(|a, b| in_order(a, b).is_le()) {
         return;
     }
     // Insertion sort: lists that a device has sorted are nearly in order.
-    let mut moves = MOVES * own.len();
-    for next in 1..own.len() {
+    let mut moves = MOVES * sorted.len();
+    for next in 1..sorted.len() {
         let mut place = next;
-        while place > 0 && in_order(&own[place - 1], &own[place]).is_gt() {
-            own.swap(place - 1, place);
+        while place > 0 && in_order(&sorted[place - 1], &sorted[place]).is_gt() {
+            sorted.swap(place - 1, place);
             place -= 1;
         }
         moves = moves.saturating_sub(next - place);
         if moves == 0 {
-            own.sort_unstable_by(in_order);
+            sorted.sort_unstable_by(in_order);
             break;
         }
     }
-    for ((row, distance), own) in rows.iter_mut().zip(distances).zip(own) {
-        (*distance, *row) = *own;
+    for ((row, distance), next) in rows.iter_mut().zip(distances).zip(sorted) {
+        (*distance, *row) = *next;
     }
 }
 
@@ -555,15 +555,15 @@ mod tests {
         }
 
         fn download(&self, (lists, of): Lists, job: &Job) -> Result<Neighbors> {
-            let found = self.cpu.download(lists, job)?;
-            let Some((queries, base, Definition { metric, k })) = of else { return Ok(found) };
+            let lists = self.cpu.download(lists, job)?;
+            let Some((queries, base, Definition { metric, k })) = of else { return Ok(lists) };
             let pairs = self.cpu.exact_pairs(metric, &queries, &base);
-            let k = k.min(found.per_query);
-            let mut exact = Neighbors::new(k, Vec::new(), Distances::F64(Vec::new()), found.work);
-            for (query, list) in found.rows.chunks(found.per_query).enumerate() {
+            let k = k.min(lists.per_query);
+            let mut exact = Neighbors::new(k, Vec::new(), Distances::F64(Vec::new()), lists.work);
+            for (query, list) in lists.rows.chunks(lists.per_query).enumerate() {
                 let mut rows: Vec<u32> =
                     list.iter().copied().filter(|row| *row != NO_ROW).collect();
-                let last = found.distances.at((query + 1) * found.per_query - 1) as f32;
+                let last = lists.distances.at((query + 1) * lists.per_query - 1) as f32;
                 exact.last.push(if rows.len() < list.len() { f32::NAN } else { last });
                 let mut distances = vec![0.0; rows.len()];
                 pairs.compute(query, &rows, &mut distances, &mut Vec::new());
@@ -611,10 +611,11 @@ mod tests {
     fn distances_are_those_of_the_device_as_far_as_it_has_memory_and_then_the_hosts() {
         let (base, queries, of_base) =
             (rows(900, 1), rows(220, 2), QueryRows::OfBase { first: 100 });
-        let own = base.slice(100..320);
+        let self_queries = base.slice(100..320);
         let cpu = Arc::new(CpuDevice::new());
         for metric in [Metric::L2, Metric::L1, Metric::InnerProduct, Metric::Cosine] {
-            for (queries, query_rows) in [(&queries, QueryRows::Separate), (&own, of_base)] {
+            for (queries, query_rows) in [(&queries, QueryRows::Separate), (&self_queries, of_base)]
+            {
                 for k in [1, 7, 130, 900] {
                     let expected = neighbors(&cpu, &base, queries, query_rows, metric, k);
                     for (blocks, left) in [(0, 0), (2, 0), (9, 4)] {
@@ -652,12 +653,12 @@ mod tests {
         let search = ExactSearch::open(device, base, Metric::L1, 3, &job).expect("small");
         for count in [1000, SAMPLE as u32, 1, 0] {
             let mut open: Vec<u32> = (0..count).rev().collect();
-            let wanted: Vec<u32> =
+            let expected: Vec<u32> =
                 open.iter().copied().filter(|query| query.is_multiple_of(3)).collect();
             search
                 .keep_inexact(&queries, &search.error_bounds, &mut open, &job)
                 .expect("not cancelled");
-            assert_eq!(open, wanted);
+            assert_eq!(open, expected);
         }
         job.cancel().cancel();
         let stopped = search.keep_inexact(&queries, &search.error_bounds, &mut vec![1, 2], &job);

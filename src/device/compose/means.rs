@@ -107,11 +107,11 @@ impl<T: Real> Means<'_, T> {
         let mut farthest: Vec<usize> =
             (0..now.labels.len()).filter(|row| self.weight(*row) > 0.0).collect();
         let key = |row: &usize| Reverse(now.costs[*row].key(u32::MAX - *row as u32));
-        let wanted = empty.len().min(farthest.len());
-        if 0 < wanted && wanted < farthest.len() {
-            farthest.select_nth_unstable_by_key(wanted - 1, key);
+        let count = empty.len().min(farthest.len());
+        if 0 < count && count < farthest.len() {
+            farthest.select_nth_unstable_by_key(count - 1, key);
         }
-        farthest.truncate(wanted);
+        farthest.truncate(count);
         farthest.sort_unstable_by_key(key);
         for (cluster, row) in empty.into_iter().zip(farthest) {
             let from = Some(now.labels[row]);

@@ -181,9 +181,9 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.base.check_queries(queries)?;
         let shape = Shape { k: listed, ..self.shape() };
         let together = self.device.capacity(&shape).queries.max(1);
-        let mut found =
+        let mut neighbors =
             self.device.preallocate(ElementKind::F64, queries.len().saturating_mul(per_query));
-        let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
+        let pages = Pages::of_room(&neighbors.rows).into_iter().chain(neighbors.distances.pages());
         taking(pages.collect(), || {
             for start in (0..queries.len()).step_by(together) {
                 let block = queries.slice(start..queries.len().min(start.saturating_add(together)));
@@ -196,7 +196,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
                 match job.retry_after_eviction(|| {
                     let lists =
                         self.exact_lists(&block, &base, &pairing, listed, definition, job)?;
-                    let append = |lists| self.device.download_after(&mut found, lists, job);
+                    let append = |lists| self.device.download_after(&mut neighbors, lists, job);
                     lists.map(append).transpose()
                 }) {
                     Ok(Some(())) => {}
@@ -211,7 +211,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             }
             Ok(())
         })?;
-        Ok(if found.last.is_empty() { none } else { found })
+        Ok(if neighbors.last.is_empty() { none } else { neighbors })
     }
 
     /// The exact lists of a block; `None` if exact distances are left to the host.
@@ -252,10 +252,10 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.base.check_queries(queries)?;
         let itself = usize::from(call.query_rows != QueryRows::Separate);
         let per_query = call.k.min(self.base.len() - itself);
-        let mut found = self.device.preallocate(kind, queries.len().saturating_mul(per_query));
-        let pages = Pages::of_room(&found.rows).into_iter().chain(found.distances.pages());
-        taking(pages.collect(), || self.search_blocks(queries, held, call, &mut found, job))?;
-        Ok(found)
+        let mut neighbors = self.device.preallocate(kind, queries.len().saturating_mul(per_query));
+        let pages = Pages::of_room(&neighbors.rows).into_iter().chain(neighbors.distances.pages());
+        taking(pages.collect(), || self.search_blocks(queries, held, call, &mut neighbors, job))?;
+        Ok(neighbors)
     }
 
     /// The top-k lists of the queries, block by block.
@@ -264,7 +264,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         queries: &Rows,
         mut held: Option<&mut HeldQueries<D>>,
         SearchCall { query_rows, near, k, enough }: SearchCall<'_>,
-        found: &mut Neighbors,
+        neighbors: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
         let shape = Shape { k, ..self.shape() };
@@ -300,7 +300,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
                 None => BasePlacement::Chunks(pieces.base),
             };
             match job.retry_after_eviction(|| {
-                self.search_block(block, end - start, call, &base, found, job)
+                self.search_block(block, end - start, call, &base, neighbors, job)
             }) {
                 Ok(()) => {
                     if let (Some(new), Some(blocks)) =
@@ -341,7 +341,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
         count: usize,
         SearchCall { query_rows, near, k, enough }: SearchCall<'_>,
         base: &BasePlacement<'_, D::Rows>,
-        found: &mut Neighbors,
+        neighbors: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
         let (device, metric) = (&self.device, self.metric);
@@ -360,14 +360,14 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let enough = enough.filter(|_| matches!(base, BasePlacement::Resident(_)));
         let pairing = |first_base| Pairing { first_base, queries: query_rows, near, enough };
         if let (BasePlacement::Resident(base), 1, QueryRows::Separate) = (base, k, query_rows) {
-            found.append(device.nearest_one(queries, base, &pairing(0), job)?);
+            neighbors.append(device.nearest_one(queries, base, &pairing(0), job)?);
             return Ok(());
         }
         let mut lists = device.new_lists(queries, k)?;
         let base_rows = match base {
             BasePlacement::Resident(base) => {
                 device.top_k(queries, base, &pairing(0), &mut lists, job)?;
-                return device.download_after(found, lists, job);
+                return device.download_after(neighbors, lists, job);
             }
             BasePlacement::Chunks(rows) => *rows,
         };
@@ -383,7 +383,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
             job.check()?;
             next = chunks.next().transpose()?;
         }
-        device.download_after(found, lists, job)
+        device.download_after(neighbors, lists, job)
     }
 }
 
@@ -507,13 +507,13 @@ mod tests {
                     1,
                     &job,
                 );
-                let wanted = of_cpu.unwrap().search(&queries, QueryRows::Separate, None, &job);
+                let expected = of_cpu.unwrap().search(&queries, QueryRows::Separate, None, &job);
                 let (base, metric) = (base.clone(), Metric::SqEuclidean);
                 let search = StreamedSearch::open(device.clone(), base, metric, 1, &job).unwrap();
                 let (separate, held) = (QueryRows::Separate, Some(&mut held));
                 let found = search.search_held(&queries, held, separate, None, &job).unwrap();
-                let wanted = wanted.unwrap();
-                assert_eq!((found.rows, found.distances), (wanted.rows, wanted.distances));
+                let expected = expected.unwrap();
+                assert_eq!((found.rows, found.distances), (expected.rows, expected.distances));
             }
             assert_eq!(device.sent.load(Ordering::Relaxed), blocks);
         }

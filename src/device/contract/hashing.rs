@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Distances;
 use crate::error::Result;
-use crate::index::lsh::{Hasher, Signature, TableFunctions};
+use crate::index::lsh::{HashSignature, Hasher, TableFunctions};
 use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -31,7 +31,7 @@ pub trait HashingDevice {
     ///
     /// # Errors
     /// Errors of the device.
-    fn accepts(&self, base: &Self::Rows, search: &BucketSearch<'_>) -> Result<bool>;
+    fn accepts(&self, base: &Self::Rows, search: &BucketTask<'_>) -> Result<bool>;
 
     /// Hashes a base, and builds its tables on the device: for queries that are base rows, or for
     /// separate ones. `None` if a slot is out of range.
@@ -79,7 +79,7 @@ pub trait HashingDevice {
 
 /// A search in buckets that a device is to take.
 #[derive(Debug, Clone, Copy)]
-pub struct BucketSearch<'a> {
+pub struct BucketTask<'a> {
     /// Number of queries.
     pub queries: usize,
     /// Number of neighbours per query.
@@ -94,7 +94,7 @@ pub struct Hashes<'a> {
     /// The functions of each table, equal in number.
     pub functions: &'a [TableFunctions],
     /// The mapping of their values to keys.
-    pub signature: &'a Signature,
+    pub signature: &'a HashSignature,
 }
 
 /// Hash tables that a device has built.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Within};
 pub use hashing::{
-    BucketSearch, Buckets, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges, SelfRows,
+    BucketTask, Buckets, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges, SelfRows,
     Starts, TableRows, TablesBuilt,
 };
 #[allow(unused_imports, reason = "some devices sum in float64 only")]

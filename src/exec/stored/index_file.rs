@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::index::lsh::Table;
-use crate::index::lsh::file::{FOOTER, HEADER, Section, Summary, bad, summary_place};
+use crate::index::lsh::file::{FOOTER, FileSection, HEADER, Summary, bad, summary_place};
 
 /// Keys of summary entries other than parameters.
 pub(super) const ROWS: &str = "rows";
@@ -43,8 +43,8 @@ pub(crate) struct IndexFile {
     /// The numbers of the rows without a vector.
     without: Vec<u32>,
     tables: Arc<StoredTables>,
-    cells: Vec<Section>,
-    of_tables: Vec<Section>,
+    cells: Vec<FileSection>,
+    of_tables: Vec<FileSection>,
 }
 
 /// Reads byte ranges of a file.
@@ -71,7 +71,7 @@ impl Reader {
     }
 
     /// The bytes of a section, verified against its checksum.
-    pub async fn read(&self, section: &Section) -> Result<Buffer> {
+    pub async fn read(&self, section: &FileSection) -> Result<Buffer> {
         section.length()?;
         let read = self.bytes(section.bytes.clone()).await.and_then(|bytes| {
             section.check(&bytes)?;
@@ -177,7 +177,7 @@ impl IndexFile {
     }
 
     /// The sections of the tables.
-    pub(super) fn of_tables(&self) -> &[Section] {
+    pub(super) fn of_tables(&self) -> &[FileSection] {
         &self.of_tables
     }
 

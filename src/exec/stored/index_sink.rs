@@ -30,7 +30,7 @@ use crate::exec::read::batch_reader::{BatchReader, ReadRows};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
-use crate::index::lsh::file::{Section, Summary, header};
+use crate::index::lsh::file::{FileSection, Summary, header};
 use crate::index::lsh::{Planes, Table};
 use crate::job::{Cancel, Job, Reserved};
 
@@ -159,7 +159,7 @@ impl Writer {
     }
 
     async fn section(&mut self, bytes: Vec<u8>) -> Result<()> {
-        self.summary.sections.push(Section::of(self.end, &bytes));
+        self.summary.sections.push(FileSection::of(self.end, &bytes));
         self.write(bytes).await
     }
 }

@@ -7,7 +7,7 @@ use crate::algo::knn::{LshParams, Scoring};
 use crate::error::{Error, Result};
 use crate::exec::knn_lsh_builder::{KnnLsh, LshSlot};
 use crate::exec::read::vector_column::VectorColumn;
-use crate::index::lsh::{Family, Planes, Rounding, file};
+use crate::index::lsh::{Family, Planes, SlotRounding, file};
 use crate::metric::Metric;
 
 /// The summary entry for a width that was tuned.
@@ -52,7 +52,7 @@ impl KnnLsh {
         fixed(
             "rounding",
             lower(&self.rounding).as_deref(),
-            name_of(stored.rounding, &Rounding::NAMES),
+            name_of(stored.rounding, &SlotRounding::NAMES),
         )?;
         fixed("planes", lower(&self.planes).as_deref(), name_of(stored.planes, &Planes::NAMES))?;
         fixed("zero_sum", self.zero_sum, stored.is_zero_sum)?;
@@ -163,7 +163,7 @@ pub(super) fn entries(params: &LshParams, metric: Metric) -> Vec<(String, String
     let mut entries = vec![
         ("metric", metric.name().to_string()),
         ("family", params.family.name().to_string()),
-        ("rounding", name_of(params.rounding, &Rounding::NAMES).to_string()),
+        ("rounding", name_of(params.rounding, &SlotRounding::NAMES).to_string()),
         ("planes", name_of(params.planes, &Planes::NAMES).to_string()),
         ("zero_sum", params.is_zero_sum.to_string()),
         ("centre", params.is_centred.to_string()),

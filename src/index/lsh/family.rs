@@ -19,7 +19,7 @@ pub enum Family {
 /// The rounding of a p-stable value to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
-pub enum Rounding {
+pub enum SlotRounding {
     /// Down: slots are `width` wide.
     #[default]
     Floor,
@@ -68,7 +68,7 @@ impl Family {
     }
 }
 
-impl Rounding {
+impl SlotRounding {
     /// Every rounding, with its name in SQL.
     pub const NAMES: [(&str, Self); 2] = [("floor", Self::Floor), ("zero", Self::Zero)];
 }

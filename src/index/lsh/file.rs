@@ -35,7 +35,7 @@ pub const FOOTER: usize = 3 * size_of::<u64>() + size_of::<u32>() + MAGIC.len();
 
 /// A range of bytes of a file, with its checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Section {
+pub struct FileSection {
     /// Its position in the file.
     pub bytes: Range<u64>,
     checksum: u64,
@@ -47,7 +47,7 @@ pub struct Summary {
     /// Names and values.
     pub entries: Vec<(String, String)>,
     /// The sections, in their order.
-    pub sections: Vec<Section>,
+    pub sections: Vec<FileSection>,
 }
 
 /// An error for an invalid file.
@@ -64,7 +64,7 @@ pub fn header() -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::IndexFile`] for other files, newer versions, and truncated files.
-pub fn summary_place(first: &[u8], last: &[u8], size: u64) -> Result<Section> {
+pub fn summary_place(first: &[u8], last: &[u8], size: u64) -> Result<FileSection> {
     let mut header = Fields(first);
     if header.bytes(MAGIC.len()).ok() != Some(&MAGIC[..]) {
         return Err(bad("it is no index of neighbors"));
@@ -85,10 +85,10 @@ pub fn summary_place(first: &[u8], last: &[u8], size: u64) -> Result<Section> {
     if start < HEADER as u64 || end != size.checked_sub(FOOTER as u64) {
         return Err(bad("it is truncated, or its end has been changed"));
     }
-    Ok(Section { bytes: start..start + length, checksum })
+    Ok(FileSection { bytes: start..start + length, checksum })
 }
 
-impl Section {
+impl FileSection {
     /// The section with these bytes, from position `start` on.
     pub fn of(start: u64, bytes: &[u8]) -> Self {
         let checksum = XxHash64::oneshot(0, bytes);
@@ -156,7 +156,7 @@ impl Summary {
             bytes.extend(section.checksum.to_le_bytes());
         }
         let start = self.sections.last().map_or(HEADER as u64, |section| section.bytes.end);
-        let own = Section::of(start, &bytes);
+        let own = FileSection::of(start, &bytes);
         for number in [start, bytes.len() as u64, own.checksum] {
             bytes.extend(number.to_le_bytes());
         }
@@ -169,7 +169,7 @@ impl Summary {
     ///
     /// # Errors
     /// [`Error::IndexFile`] if the bytes are not a summary.
-    pub fn from_bytes(bytes: &[u8], place: &Section) -> Result<Self> {
+    pub fn from_bytes(bytes: &[u8], place: &FileSection) -> Result<Self> {
         place.check(bytes)?;
         let mut fields = Fields(bytes);
         let mut summary = Self::default();
@@ -186,7 +186,7 @@ impl Summary {
             let (length, checksum) = (fields.long()?, fields.long()?);
             let end = start.checked_add(length).filter(|end| *end <= place.bytes.start);
             let end = end.ok_or_else(|| bad("its sections are longer than it is"))?;
-            summary.sections.push(Section { bytes: start..end, checksum });
+            summary.sections.push(FileSection { bytes: start..end, checksum });
             start = end;
         }
         if start != place.bytes.start || !fields.0.is_empty() {
@@ -227,7 +227,7 @@ mod tests {
         let mut summary = Summary::default();
         for (i, section) in [&b"first"[..], b"", b"the third"].iter().enumerate() {
             summary.entries.push((format!("name {i}"), i.to_string()));
-            summary.sections.push(Section::of(file.len() as u64, section));
+            summary.sections.push(FileSection::of(file.len() as u64, section));
             file.extend(*section);
         }
         file.extend(summary.to_bytes());

@@ -29,9 +29,9 @@ mod signature;
 mod table;
 
 pub use boxes::{MOST_PLANES, Near, limit};
-pub use family::{Family, Planes, Rounding};
+pub use family::{Family, Planes, SlotRounding};
 pub use functions::TableFunctions;
 pub use hasher::Hasher;
 pub use probes::Prober;
-pub use signature::{Signature, SlotOutOfRange};
+pub use signature::{HashSignature, SlotOutOfRange};
 pub use table::{HomeBuckets, Table};

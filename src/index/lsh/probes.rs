@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 
 use super::family::Family;
 use super::functions::TableFunctions;
-use super::signature::{Signature, Step};
+use super::signature::{HashSignature, Step};
 
 /// Largest number of steps in a set. A set of 16 steps comes after all of its 2^16 subsets, the
 /// largest number of probes.
@@ -38,7 +38,7 @@ impl Prober {
     /// boundaries that separate it from the bucket.
     pub fn keys(
         &mut self,
-        signature: &Signature,
+        signature: &HashSignature,
         values: &[f64],
         wholes: &[i32],
         functions: &TableFunctions,
@@ -46,7 +46,7 @@ impl Prober {
         keys: &mut Vec<u64>,
     ) {
         let raw = signature.raw(wholes);
-        keys.push(Signature::mixed(raw));
+        keys.push(HashSignature::mixed(raw));
         if probes == 1 {
             return;
         }
@@ -79,7 +79,7 @@ impl Prober {
             // Any superset with two steps of one function is invalid too.
             if is_valid {
                 self.open.extend(set.with(last + 1, &self.steps, signature, count));
-                keys.push(Signature::mixed(set.raw));
+                keys.push(HashSignature::mixed(set.raw));
                 left -= 1;
                 if left == 0 {
                     break;
@@ -90,7 +90,7 @@ impl Prober {
 }
 
 /// The keys with one bit flipped, then with two.
-fn flips(signature: &Signature, wholes: &[i32], raw: u64, probes: usize, keys: &mut Vec<u64>) {
+fn flips(signature: &HashSignature, wholes: &[i32], raw: u64, probes: usize, keys: &mut Vec<u64>) {
     let count = wholes.len();
     let flipped = |raw: u64, i: usize| {
         let step = Step { cost: 1.0, function: i, from: wholes[i], to: 1 - wholes[i] };
@@ -101,7 +101,7 @@ fn flips(signature: &Signature, wholes: &[i32], raw: u64, probes: usize, keys: &
         let first = flipped(raw, i);
         (i + 1..count).map(move |j| flipped(first, j))
     });
-    keys.extend(one.chain(two).take(probes - 1).map(Signature::mixed));
+    keys.extend(one.chain(two).take(probes - 1).map(HashSignature::mixed));
 }
 
 impl Set {
@@ -114,7 +114,7 @@ impl Set {
         &self,
         position: usize,
         steps: &[Step],
-        signature: &Signature,
+        signature: &HashSignature,
         functions: usize,
     ) -> Option<Self> {
         let step = steps.get(position)?;

@@ -2,7 +2,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::family::{Family, Rounding};
+use super::family::{Family, SlotRounding};
 use super::functions::TableFunctions;
 use crate::metric::Metric;
 use crate::random::{STEP, mix, unmix};
@@ -15,7 +15,7 @@ const SLOT_BITS: u32 = 26;
 
 /// The mapping of hash values to keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Signature {
+pub struct HashSignature {
     /// The family of the functions.
     pub family: Family,
     /// The metric: `l1` orders the next buckets by sums, the others by sums of squares.
@@ -23,7 +23,7 @@ pub struct Signature {
     /// The width of p-stable slots; unused by other families.
     pub width: f64,
     /// The rounding of slots.
-    pub rounding: Rounding,
+    pub rounding: SlotRounding,
     /// Whether slots beyond [`MOST_SLOT`] are clamped to the outermost, instead of an error.
     pub is_clamped: bool,
 }
@@ -41,7 +41,7 @@ pub(super) struct Step {
     pub to: i32,
 }
 
-impl Signature {
+impl HashSignature {
     /// The rounded values of rows, row by row.
     ///
     /// # Errors
@@ -143,11 +143,11 @@ impl Signature {
                     let at = self.slot(*value, functions.offsets()[function]);
                     // Towards zero, slot 0 begins at -1.
                     let begins = match self.rounding {
-                        Rounding::Zero if own <= 0 => own - 1,
+                        SlotRounding::Zero if own <= 0 => own - 1,
                         _ => own,
                     };
                     let ends = match self.rounding {
-                        Rounding::Zero if own < 0 => own,
+                        SlotRounding::Zero if own < 0 => own,
                         _ => own + 1,
                     };
                     let below = square((at - f64::from(begins)) * self.width);
@@ -167,7 +167,7 @@ impl Signature {
 
 /// Rounds hash values.
 struct ToWhole<'a> {
-    signature: &'a Signature,
+    signature: &'a HashSignature,
     values: &'a [f64],
     functions: &'a TableFunctions,
     to: &'a mut [i32],
@@ -186,7 +186,7 @@ impl WithSimd for ToWhole<'_> {
         match signature.family {
             Family::PStable => {
                 let offsets = functions.offsets();
-                let is_floor = signature.rounding == Rounding::Floor;
+                let is_floor = signature.rounding == SlotRounding::Floor;
                 for (values, to) in rows {
                     for ((value, offset), to) in values.iter().zip(offsets).zip(to) {
                         let at = signature.slot(*value, *offset);

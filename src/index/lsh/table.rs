@@ -110,7 +110,7 @@ impl Table {
     }
 
     /// The home bucket of each row.
-    pub fn own(&self) -> HomeBuckets {
+    pub fn home_buckets(&self) -> HomeBuckets {
         let (mut starts, mut sizes) = (vec![0; self.rows.len()], vec![0; self.rows.len()]);
         for (_, bucket) in self.buckets() {
             for row in self.rows(&bucket) {
@@ -122,9 +122,9 @@ impl Table {
     }
 
     /// The home bucket of a row; empty if the row is alone there.
-    pub fn of_row(&self, row: usize, own: &HomeBuckets) -> Range<u32> {
-        let start = own.starts[row];
-        match own.sizes[row] {
+    pub fn of_row(&self, row: usize, homes: &HomeBuckets) -> Range<u32> {
+        let start = homes.starts[row];
+        match homes.sizes[row] {
             1 => start..start,
             MANY => {
                 let keys = &self.keys[start as usize..];
@@ -227,13 +227,13 @@ mod tests {
                     (0..rows as u32).filter(|row| keys[*row as usize] == *key).collect();
                 assert_eq!(table.rows(&bucket), wanted);
             }
-            let own = table.own();
+            let homes = table.home_buckets();
             for (row, key) in keys.iter().enumerate() {
                 let mut found = Vec::new();
                 table.find(&[*key], &mut found);
                 let is_alone = found[0].len() == 1;
                 let wanted = found[0].start..if is_alone { found[0].start } else { found[0].end };
-                assert_eq!(table.of_row(row, &own), wanted);
+                assert_eq!(table.of_row(row, &homes), wanted);
             }
             let mut distinct = keys.clone();
             distinct.sort_unstable();

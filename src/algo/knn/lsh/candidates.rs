@@ -11,7 +11,7 @@ use super::visited::VisitedRows;
 use crate::algo::knn::row_filter::RowFilter;
 use crate::device::{QueryRows, TableRows};
 use crate::error::{Error, Result};
-use crate::index::lsh::{HomeBuckets, Near, Prober, Signature, SlotOutOfRange, Table, limit};
+use crate::index::lsh::{HashSignature, HomeBuckets, Near, Prober, SlotOutOfRange, Table, limit};
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::ElementKind;
 use crate::parallel::{in_parallel, lock, threads};
@@ -31,10 +31,10 @@ pub(super) struct CandidateGenerator {
     tables: Vec<Arc<HashTable>>,
     /// All boxes of each table, if they are searched by radius.
     boxes: Vec<Vec<(u64, Range<u32>)>>,
-    /// Whether queries are rows of the base and probe only their home buckets. `own` has the home
-    /// bucket of each row in each table, computed on first use.
+    /// Whether queries are rows of the base and probe only their home buckets.
     probes_home_buckets: bool,
-    own: OnceLock<Vec<HomeBuckets>>,
+    /// The home bucket of each row in each table, computed on first use.
+    home_buckets: OnceLock<Vec<HomeBuckets>>,
     /// The largest norm of a transformed row, if boxes are searched by radius.
     longest: f64,
     /// Idle scratch memory; all marks are unset.
@@ -71,8 +71,8 @@ impl CandidateGenerator {
         base: IndexedBase,
         job: &Job,
     ) -> Result<Self> {
-        let (kept, more) = Table::bytes(base.rows.len());
-        let built = resolved.tables * (kept + resolved.bytes());
+        let (bytes, more) = Table::bytes(base.rows.len());
+        let built = resolved.tables * (bytes + resolved.bytes());
         let together = threads().min(resolved.tables);
         let mut reserved = job.reserve("hash tables", built + together * more)?;
         let mut tables = Vec::with_capacity(resolved.tables);
@@ -120,7 +120,7 @@ impl CandidateGenerator {
         }
         job.check()?;
         let (scoring, idle) = (params.scoring.clone(), Mutex::default());
-        let (_reserved, own) = (vec![reserved], OnceLock::new());
+        let (_reserved, home_buckets) = (vec![reserved], OnceLock::new());
         Ok(Self {
             resolved,
             scoring,
@@ -128,7 +128,7 @@ impl CandidateGenerator {
             tables,
             boxes,
             probes_home_buckets,
-            own,
+            home_buckets,
             longest,
             idle,
             _reserved,
@@ -171,7 +171,7 @@ impl CandidateGenerator {
     }
 
     /// The base row that each query is; `None` if queries are separate rows.
-    pub fn own(&self, queries: usize, query_rows: QueryRows) -> Option<Vec<u32>> {
+    pub fn self_rows(&self, queries: usize, query_rows: QueryRows) -> Option<Vec<u32>> {
         (0..queries).map(|query| self.base.row_of(query, query_rows)).collect()
     }
 
@@ -181,14 +181,14 @@ impl CandidateGenerator {
     }
 
     /// Number of queries to look up at a time, so that they have about `buckets` buckets in all;
-    /// `found` has the size of the last block and the most buckets of a query in it.
-    pub fn together(&self, buckets: usize, found: Option<(usize, usize)>) -> usize {
+    /// `last` has the size of the last block and the most buckets of a query in it.
+    pub fn together(&self, buckets: usize, last: Option<(usize, usize)>) -> usize {
         let most: usize = match self.resolved.probe_rule {
             ProbeRule::Probes(probes) => self.tables.len() * probes,
             ProbeRule::Radius(_) => self.boxes.iter().map(Vec::len).sum(),
         };
         let certain = (buckets / most.max(1)).max(1);
-        match found {
+        match last {
             // Few boxes are within the radius of most queries.
             Some((queries, most)) => (buckets / (2 * most).max(1)).min(4 * queries).max(certain),
             None => certain.max(threads()),
@@ -218,14 +218,14 @@ impl CandidateGenerator {
                 queries.len().div_ceil(4 * threads()).clamp(1, QUERIES_TOGETHER)
             }
         };
-        if self.probes_home_buckets && self.own.get().is_none() {
+        if self.probes_home_buckets && self.home_buckets.get().is_none() {
             job.enter(Phase::Build);
-            let own = |hash_table: &Arc<HashTable>| hash_table.table.own();
-            self.own.get_or_init(|| in_parallel(self.tables.iter().collect(), own));
+            let of_table = |hash_table: &Arc<HashTable>| hash_table.table.home_buckets();
+            self.home_buckets.get_or_init(|| in_parallel(self.tables.iter().collect(), of_table));
             job.enter(Phase::Find);
         }
         let tasks: Vec<_> = (0..queries.len()).step_by(together).collect();
-        let found = in_parallel(tasks, |first| {
+        let lists = in_parallel(tasks, |first| {
             job.check()?;
             let end = queries.len().min(first + together);
             match query_rows {
@@ -235,7 +235,7 @@ impl CandidateGenerator {
                 _ => self.probe_block(&queries.slice(first..end), job),
             }
         });
-        let (buckets, starts) = concat_lists(found)?;
+        let (buckets, starts) = concat_lists(lists)?;
         Ok(ProbedBuckets { buckets, starts, tables: self.tables.len() })
     }
 
@@ -247,12 +247,12 @@ impl CandidateGenerator {
         query_rows: QueryRows,
     ) -> RaggedLists<Range<u32>> {
         let mut buckets = vec![0..0; queries.len() * self.tables.len()];
-        let own = self.own.get().map_or(&[][..], |own| own);
-        for (i, (hash_table, own)) in self.tables.iter().zip(own).enumerate() {
+        let homes = self.home_buckets.get().map_or(&[][..], |homes| homes);
+        for (i, (hash_table, homes)) in self.tables.iter().zip(homes).enumerate() {
             let to = buckets[i..].iter_mut().step_by(self.tables.len());
             for (to, query) in to.zip(queries.clone()) {
                 if let Some(row) = self.base.row_of(query, query_rows) {
-                    *to = hash_table.table.of_row(row as usize, own);
+                    *to = hash_table.table.of_row(row as usize, homes);
                 }
             }
         }
@@ -346,8 +346,8 @@ impl CandidateGenerator {
                     self.score(scoring, probed.of(query), &mut marks, &mut rows, job)?;
                 }
             }
-            if let Some(own) = self.base.row_of(query, query_rows) {
-                let itself = rows[start..].iter().position(|row| *row == own);
+            if let Some(self_row) = self.base.row_of(query, query_rows) {
+                let itself = rows[start..].iter().position(|row| *row == self_row);
                 itself.map(|at| rows.swap_remove(start + at));
             }
             counts.push(rows.len() - start);
@@ -416,15 +416,15 @@ impl CandidateGenerator {
             }
         }
         marks.forget(&rows[start..], row_filter);
-        let mut kept = start;
+        let mut end = start;
         for i in start..rows.len() {
             let score = std::mem::take(&mut marks.scores[rows[i] as usize]);
             if score > scoring.score {
-                rows[kept] = rows[i];
-                kept += 1;
+                rows[end] = rows[i];
+                end += 1;
             }
         }
-        rows.truncate(kept);
+        rows.truncate(end);
         Ok(())
     }
 }
@@ -439,21 +439,22 @@ fn near_boxes(
 ) {
     match near.flips(boxes.len()) {
         Some(mut keys) => {
-            keys.iter_mut().for_each(|flips| *flips = Signature::flipped(key, *flips));
+            keys.iter_mut().for_each(|flips| *flips = HashSignature::flipped(key, *flips));
             let start = buckets.len();
             table.find(&keys, buckets);
-            let mut kept = start;
+            let mut end = start;
             for i in start..buckets.len() {
                 if !buckets[i].is_empty() {
-                    buckets.swap(kept, i);
-                    kept += 1;
+                    buckets.swap(end, i);
+                    end += 1;
                 }
             }
-            buckets.truncate(kept);
+            buckets.truncate(end);
         }
         // The table has fewer boxes than there are sets of planes to cross.
         None => {
-            let is_near = |found: &&(u64, Range<u32>)| near.reaches(Signature::flips(found.0, key));
+            let is_near =
+                |bucket: &&(u64, Range<u32>)| near.reaches(HashSignature::flips(bucket.0, key));
             buckets.extend(boxes.iter().filter(is_near).map(|(_, bucket)| bucket.clone()));
         }
     }
@@ -466,5 +467,5 @@ fn longest_row(resolved: &ResolvedParams, base: &Rows, job: &Job) -> Result<f64>
         let rows = base.slice(first..base.len().min(first + ROWS_TOGETHER));
         Ok::<_, Error>(resolved.hasher.lengths(&rows).into_iter().fold(0.0, f64::max))
     });
-    longest.into_iter().try_fold(0.0, |most: f64, own| Ok(most.max(own?)))
+    longest.into_iter().try_fold(0.0, |most: f64, length| Ok(most.max(length?)))
 }

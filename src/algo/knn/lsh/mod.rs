@@ -170,24 +170,24 @@ impl<D: Device> KnnSearch for LshSearch<D> {
     fn search(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<SearchResult> {
         let rows = &queries.searched(self.reranker.base.metric, job)?;
         let queries = QueryInput { rows, query_rows };
-        let found = match &self.device_tables {
+        let lists = match &self.device_tables {
             Some(device_tables) => device_tables.search(&self.reranker, queries, job)?,
             None => None,
         };
-        let found = match found {
-            Some(found) => found,
+        let lists = match lists {
+            Some(lists) => lists,
             None => {
                 let generator = self.generator.get(job)?;
                 self.reranker.search(generator, &self.resident_tables, queries, job)?
             }
         };
-        let (mut found, open) = self.reranker.finish(found, queries, job)?;
+        let (mut result, open) = self.reranker.finish(lists, queries, job)?;
         if !open.is_empty() {
             let exact =
                 self.reranker.by_definition(self.generator.get(job)?, queries, &open, job)?;
-            self.reranker.settle(&mut found, &open, exact);
+            self.reranker.settle(&mut result, &open, exact);
         }
-        Ok(found)
+        Ok(result)
     }
 
     fn index(&self) -> Option<&Index> {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::index::lsh::{Family, MOST_PLANES, Planes, Rounding, Signature};
+use crate::index::lsh::{Family, HashSignature, MOST_PLANES, Planes, SlotRounding};
 use crate::metric::Metric;
 
 /// Largest number of tables.
@@ -44,7 +44,7 @@ pub struct LshParams {
     /// error.
     pub is_width_chosen: bool,
     /// The rounding of p-stable slots.
-    pub rounding: Rounding,
+    pub rounding: SlotRounding,
     /// The construction of hyperplanes.
     pub planes: Planes,
     /// Whether the coefficients of a hyperplane sum to 0.
@@ -130,7 +130,7 @@ impl LshParams {
             hashes: None,
             width: None,
             is_width_chosen: false,
-            rounding: Rounding::Floor,
+            rounding: SlotRounding::Floor,
             planes: Planes::Random,
             is_zero_sum: false,
             is_centred: false,
@@ -200,7 +200,7 @@ impl LshParams {
     fn check_family(&self) -> Result<(), String> {
         let family = self.family.name();
         let slots =
-            [("width", self.width.is_some()), ("rounding", self.rounding != Rounding::Floor)];
+            [("width", self.width.is_some()), ("rounding", self.rounding != SlotRounding::Floor)];
         let planes = [
             ("planes", self.planes != Planes::Random),
             ("zero_sum", self.is_zero_sum),
@@ -292,8 +292,8 @@ impl LshParams {
     }
 
     /// The mapping of hash values to keys, with this width.
-    pub(super) fn signature(&self, metric: Metric, width: f64, is_clamped: bool) -> Signature {
-        Signature { family: self.family, metric, width, rounding: self.rounding, is_clamped }
+    pub(super) fn signature(&self, metric: Metric, width: f64, is_clamped: bool) -> HashSignature {
+        HashSignature { family: self.family, metric, width, rounding: self.rounding, is_clamped }
     }
 
     /// Whether the hash functions depend on the rows of the base.
@@ -316,7 +316,7 @@ impl fmt::Display for LshParams {
             value.map_or(Ok(()), |value| write!(f, ", {name}={value}"))?;
         }
         self.width.map_or(Ok(()), |width| write!(f, ", width={width}"))?;
-        if self.rounding == Rounding::Zero {
+        if self.rounding == SlotRounding::Zero {
             write!(f, ", rounding=zero")?;
         }
         let planes = Planes::NAMES.iter().find(|(_, planes)| *planes == self.planes);

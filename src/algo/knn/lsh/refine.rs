@@ -35,13 +35,13 @@ impl<D: Device> Reranker<D> {
     /// and the queries whose lists are uncertain.
     pub(super) fn finish(
         &self,
-        found: PartialTopK,
+        lists: PartialTopK,
         QueryInput { rows: queries, query_rows }: QueryInput<'_>,
         job: &Job,
     ) -> Result<(SearchResult, Vec<u32>)> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let per_query = self.k.min(self.counting.saturating_sub(itself));
-        let PartialTopK { nearest, visited, pairs } = found;
+        let PartialTopK { nearest, visited, pairs } = lists;
         let NearestLists { rows, distances: sums, starts } = nearest;
         let work = Work { pairs, rechecked: rows.len() as u64, ..Work::default() };
         let starts = starts.into_vec();
@@ -124,7 +124,7 @@ impl<D: Device> Reranker<D> {
         let (base, starts, rows) = (&self.base, lists.starts(), lists.rows());
         let pairs = base.device.host().exact_pairs(base.metric, queries, &base.rows);
         let part = job.part();
-        let found = in_parallel(some.to_vec(), |query| {
+        let of_queries = in_parallel(some.to_vec(), |query| {
             part.check()?;
             let at = query as usize;
             let (one, query_rows) = (queries.slice(at..at + 1), query_rows.skip(query));
@@ -135,7 +135,7 @@ impl<D: Device> Reranker<D> {
             Ok((nearest(&pairs, at, &rows, self.k, &mut Vec::new()), rows.len() as u64))
         });
         let (mut rows, mut distances, mut starts, mut pairs) = (Vec::new(), Vec::new(), vec![0], 0);
-        for of_query in found {
+        for of_query in of_queries {
             let (nearest, candidates) = of_query?;
             distances.extend(nearest.iter().map(|(distance, _)| *distance));
             rows.extend(nearest.iter().map(|(_, row)| *row));
@@ -150,7 +150,7 @@ impl<D: Device> Reranker<D> {
     /// [`by_definition`](Self::by_definition) over all tables.
     pub(super) fn settle(
         &self,
-        found: &mut SearchResult,
+        result: &mut SearchResult,
         some: &[u32],
         by_definition: PartialTopK,
     ) {
@@ -158,13 +158,13 @@ impl<D: Device> Reranker<D> {
             by_definition;
         for (query, from) in some.iter().zip(starts.into_vec()) {
             let query = *query as usize;
-            let to = found.starts.as_ref().map_or(query * self.k, |starts| starts[query]);
+            let to = result.starts.as_ref().map_or(query * self.k, |starts| starts[query]);
             for i in 0..self.k {
-                found.neighbors.rows[to + i] = rows[from + i];
-                found.neighbors.distances.set(to + i, distances.at(from + i));
+                result.neighbors.rows[to + i] = rows[from + i];
+                result.neighbors.distances.set(to + i, distances.at(from + i));
             }
         }
-        found.neighbors.work.rechecked += pairs;
+        result.neighbors.work.rechecked += pairs;
     }
 }
 

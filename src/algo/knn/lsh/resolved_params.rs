@@ -2,7 +2,7 @@
 
 use super::params::LshParams;
 use crate::error::{Error, Result};
-use crate::index::lsh::{Family, Hasher, Planes, Signature, SlotOutOfRange, TableFunctions};
+use crate::index::lsh::{Family, HashSignature, Hasher, Planes, SlotOutOfRange, TableFunctions};
 use crate::job::Job;
 use crate::metric::Metric;
 use crate::rows::Rows;
@@ -88,7 +88,7 @@ pub fn bucket_keys(params: &LshParams, metric: Metric, rows: &Rows) -> Result<Ve
 #[derive(Debug, Clone)]
 pub(super) struct ResolvedParams {
     pub hasher: Hasher,
-    pub signature: Signature,
+    pub signature: HashSignature,
     pub tables: usize,
     pub hashes: usize,
     pub probe_rule: ProbeRule,

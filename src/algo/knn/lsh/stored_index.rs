@@ -105,13 +105,13 @@ pub trait MultiPassSearch: Send + Sync {
     /// Those of a search.
     fn finish(
         &self,
-        found: PartialTopK,
+        lists: PartialTopK,
         queries: QueryInput<'_>,
         job: &Job,
     ) -> Result<(SearchResult, Vec<u32>)>;
 
     /// Replaces the lists of uncertain queries by their exact lists over all tables.
-    fn settle(&self, found: &mut SearchResult, open: &[u32], by_definition: PartialTopK);
+    fn settle(&self, result: &mut SearchResult, open: &[u32], by_definition: PartialTopK);
 }
 
 /// Puts the base of stored tables onto a device; its rows were [checked](StoredTables::check_rows).
@@ -253,15 +253,15 @@ struct CachedTables<D: Device> {
 impl<D: Device> StoredDeviceBase<D> {
     /// The device's copy of `tables`, which is kept until a search uses other tables.
     fn resident_tables(&self, tables: &[Arc<HashTable>]) -> Arc<ResidentTables<D>> {
-        let mut kept = lock(&self.tables);
+        let mut cached = lock(&self.tables);
         let first = tables.first().map_or_else(Weak::new, Arc::downgrade);
         let of = (first, tables.len());
-        let is_kept = kept.as_ref().is_some_and(|kept| {
-            kept.of.0.ptr_eq(&of.0) && kept.of.1 == of.1 && !kept.tables.is_limited()
+        let is_current = cached.as_ref().is_some_and(|cached| {
+            cached.of.0.ptr_eq(&of.0) && cached.of.1 == of.1 && !cached.tables.is_limited()
         });
-        match &*kept {
-            Some(kept) if is_kept => kept.tables.clone(),
-            _ => kept.insert(CachedTables { of, tables: Arc::default() }).tables.clone(),
+        match &*cached {
+            Some(cached) if is_current => cached.tables.clone(),
+            _ => cached.insert(CachedTables { of, tables: Arc::default() }).tables.clone(),
         }
     }
 
@@ -403,16 +403,16 @@ impl<D: Device> MultiPassSearch for DeviceMultiPass<D> {
 
     fn finish(
         &self,
-        found: PartialTopK,
+        lists: PartialTopK,
         queries: QueryInput<'_>,
         job: &Job,
     ) -> Result<(SearchResult, Vec<u32>)> {
         let rows = &queries.rows.searched(self.reranker.base.metric, job)?;
-        self.reranker.finish(found, QueryInput { rows, ..queries }, job)
+        self.reranker.finish(lists, QueryInput { rows, ..queries }, job)
     }
 
-    fn settle(&self, found: &mut SearchResult, open: &[u32], by_definition: PartialTopK) {
-        self.reranker.settle(found, open, by_definition);
+    fn settle(&self, result: &mut SearchResult, open: &[u32], by_definition: PartialTopK) {
+        self.reranker.settle(result, open, by_definition);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::error::{Error, Result};
-use crate::index::lsh::{Family, Hasher, Rounding, TableFunctions};
+use crate::index::lsh::{Family, Hasher, SlotRounding, TableFunctions};
 use crate::job::{Job, Phase};
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
@@ -190,8 +190,8 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
     assert!(functions.iter().all(|functions| functions.count() == count));
     let upload = |bytes: &[u8]| device.send(&[bytes], job);
     let kind = match (signature.family, signature.rounding) {
-        (Family::PStable, Rounding::Floor) => 0,
-        (Family::PStable, Rounding::Zero) => 1,
+        (Family::PStable, SlotRounding::Floor) => 0,
+        (Family::PStable, SlotRounding::Zero) => 1,
         (Family::Hyperplane, _) => 2,
         (Family::Bits | Family::MinHash, _) => 3,
     };

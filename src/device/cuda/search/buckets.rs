@@ -9,7 +9,7 @@ use super::rows::{CudaRows, wait_for};
 use super::spec::{Spec, device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
-    BucketSearch, Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges,
+    BucketTask, Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges,
     SelfRows, Starts, TableRows, TablesBuilt,
 };
 use crate::device::cuda::device::CudaDevice;
@@ -60,8 +60,8 @@ impl HashingDevice for CudaDevice {
         });
     }
 
-    fn accepts(&self, base: &CudaRows, search: &BucketSearch<'_>) -> Result<bool> {
-        let BucketSearch { queries, k, hasher } = *search;
+    fn accepts(&self, base: &CudaRows, search: &BucketTask<'_>) -> Result<bool> {
+        let BucketTask { queries, k, hasher } = *search;
         Ok((1..=MOST_ROWS).contains(&base.rows.len())
             && hasher.is_none_or(|hasher| can_hash(&base.rows, hasher))
             && queries >= FEWEST_QUERIES

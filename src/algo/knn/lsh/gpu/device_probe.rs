@@ -4,7 +4,7 @@ use super::table_residency::{ResidentTables, TableCopies, copy_tables};
 use crate::algo::knn::lsh::candidates::CandidateGenerator;
 use crate::algo::knn::lsh::probed_buckets::ProbedBuckets;
 use crate::algo::knn::lsh::rerank::{PartialTopK, Reranker};
-use crate::device::{BucketSearch, Buckets, Device, Hashing, ProbeSet, QueryInput, SelfRows};
+use crate::device::{BucketTask, Buckets, Device, Hashing, ProbeSet, QueryInput, SelfRows};
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 
@@ -58,7 +58,7 @@ impl<D: Device> DeviceProbe<'_, D> {
         };
         let base = &self.reranker.base;
         let k = self.reranker.listed.min(self.reranker.counting);
-        let search = BucketSearch { queries: queries.len(), k, hasher: None };
+        let search = BucketTask { queries: queries.len(), k, hasher: None };
         if k == 0 || !self.hashing.accepts(&base.on_device, &search)? {
             return Ok(None);
         }
@@ -74,7 +74,7 @@ impl<D: Device> DeviceProbe<'_, D> {
         let block = ProbeBlock {
             queries: base.queries(queries),
             count: queries.len(),
-            self_rows: self.generator.own(queries.len(), query_rows),
+            self_rows: self.generator.self_rows(queries.len(), query_rows),
             k,
         };
         let most = match device_tables {

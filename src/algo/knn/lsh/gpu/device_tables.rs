@@ -4,7 +4,7 @@ use crate::algo::knn::lsh::params::LshParams;
 use crate::algo::knn::lsh::rerank::{DeviceBase, PartialTopK, Reranker};
 use crate::algo::knn::lsh::resolved_params::{ProbeRule, ResolvedParams};
 use crate::device::{
-    BucketSearch, Buckets, Device, Hashes, ProbeSet, QueryInput, QueryRows, SelfRows, TablesBuilt,
+    BucketTask, Buckets, Device, Hashes, ProbeSet, QueryInput, QueryRows, SelfRows, TablesBuilt,
 };
 use crate::error::{Error, Result};
 use crate::index::lsh::Family;
@@ -41,7 +41,7 @@ impl<D: Device> DeviceTables<D> {
             (ProbeRule::Probes(probes), Some(most)) => probes.min(most),
             _ => return Ok(None),
         };
-        let search = BucketSearch {
+        let search = BucketTask {
             queries: rows.len(),
             k: reranker.listed.min(reranker.counting),
             hasher: Some(&resolved.hasher),

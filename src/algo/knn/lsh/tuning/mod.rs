@@ -20,7 +20,7 @@ use crate::algo::knn::params::KnnParams;
 use crate::device::{Device, QueryInput};
 use crate::error::{Error, Result};
 use crate::index::lsh::{
-    Family, Hasher, MOST_PLANES, Near, Prober, Signature, Table, TableFunctions, limit,
+    Family, HashSignature, Hasher, MOST_PLANES, Near, Prober, Table, TableFunctions, limit,
 };
 use crate::job::Job;
 use crate::metric::Metric;
@@ -56,7 +56,7 @@ pub(super) struct Tuned {
 
 /// Trials that share one width.
 struct TrialGroup {
-    signature: Signature,
+    signature: HashSignature,
     trials: Vec<Trial>,
 }
 
@@ -167,11 +167,11 @@ fn tune_with_probes(
 /// Bytes of `trials` trials with up to `functions` hash functions: the results of each trial, and
 /// for each thread the functions of a table, their values, hash values and keys.
 fn bytes(sample: &TuningSample, hasher: &Hasher, trials: usize, functions: usize) -> usize {
-    let (queries, wanted, base) =
+    let (queries, checked, base) =
         (sample.queries.len(), sample.ground_truth.rows.len(), sample.base.len());
-    let per_trial = wanted + sample.counted() * base.div_ceil(64) * size_of::<u64>();
+    let per_trial = checked + sample.counted() * base.div_ceil(64) * size_of::<u64>();
     let per_value = size_of::<f64>() + size_of::<i32>();
-    let hashed = queries + wanted.max(base);
+    let hashed = queries + checked.max(base);
     let values = hashed * (functions.next_multiple_of(8) * per_value + size_of::<u64>());
     let per_thread = values + hasher.bytes(functions);
     trials * per_trial + threads() * per_thread
@@ -354,7 +354,7 @@ impl TrialGroup {
                 for (pair, found) in positions.zip(found).filter(|(_, found)| !**found) {
                     let key = signature.key(&rows[pair * all..][..trial.hashes]);
                     *found = match &near {
-                        Some(near) => near.reaches(Signature::flips(home, key)),
+                        Some(near) => near.reaches(HashSignature::flips(home, key)),
                         None => keys.binary_search(&key).is_ok(),
                     };
                 }
@@ -408,14 +408,15 @@ impl TrialGroup {
                 prober.keys(&signature, values, wholes, functions, lsh.probes, &mut keys);
                 if let Some(near) = limits.near(query, values) {
                     let home = keys[0];
-                    let is_near = |(key, _): &(u64, _)| near.reaches(Signature::flips(home, *key));
+                    let is_near =
+                        |(key, _): &(u64, _)| near.reaches(HashSignature::flips(home, *key));
                     keys = buckets.buckets().filter(is_near).map(|(key, _)| key).collect();
                 }
                 probed.clear();
                 buckets.find(&keys, &mut probed);
-                let found = probed.iter().flat_map(|bucket| buckets.rows(bucket));
+                let rows = probed.iter().flat_map(|bucket| buckets.rows(bucket));
                 let itself = sample.itself[query];
-                for row in found.map(|row| *row as usize).filter(|row| Some(*row) != itself) {
+                for row in rows.map(|row| *row as usize).filter(|row| Some(*row) != itself) {
                     seen[row / 64] |= 1 << (row % 64);
                     trial.visited += 1;
                 }
