@@ -6,6 +6,14 @@ use std::fmt;
 /// The result of all functions below the exec layer.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// The result of work that the caller can do without: `None` if there is no host memory for it.
+pub(crate) fn within_memory<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(Error::HostMemory { .. }) => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// An error of the algorithms and the devices.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -1,6 +1,6 @@
 //! A base that is a stored index, or a part of one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{SchemaRef, UInt32Type};
@@ -22,6 +22,7 @@ use crate::exec::operator::streams::{blocking, collect, computing};
 use crate::exec::stored::{IndexVectors, Residence, StoredIndex};
 use crate::job::{Job, Reserved};
 use crate::matrix::ElementKind;
+use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// The stored index that a base reads.
@@ -37,14 +38,14 @@ pub(super) struct Stored {
 impl Stored {
     /// The file name and, once it is known, how the tables came to be in memory.
     pub fn shown(&self) -> String {
-        let residence = *self.residence.lock().unwrap_or_else(PoisonError::into_inner);
+        let residence = *lock(&self.residence);
         let residence = residence.map_or("stored", Residence::name);
         format!("{} ({residence})", self.index.file().name())
     }
 
     /// Records how the tables came to be in memory.
     pub fn set(&self, residence: Residence) {
-        *self.residence.lock().unwrap_or_else(PoisonError::into_inner) = Some(residence);
+        *lock(&self.residence) = Some(residence);
     }
 }
 

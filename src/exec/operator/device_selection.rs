@@ -1,13 +1,14 @@
 //! The device that an operator computes on, and the fallback when it fails.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use datafusion::common::runtime::SpawnedTask;
 
 use super::evictable::evict_idle;
 use crate::device::{AnyDevice, DeviceChoice};
 use crate::error::{Error, Result};
+use crate::parallel::lock;
 
 /// The label of the device that computes, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Default)]
@@ -37,7 +38,7 @@ impl DeviceLabel {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

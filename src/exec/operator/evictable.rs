@@ -1,10 +1,12 @@
 //! Memory held between queries, such as resident indexes, and its release when another consumer
 //! needs it.
 
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, Weak};
 
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryReservation;
+
+use crate::parallel::lock;
 
 /// An owner of evictable memory, held between queries.
 pub(in crate::exec) trait Evictable: Send + Sync {
@@ -17,14 +19,14 @@ static EVICTABLES: Mutex<Vec<Weak<dyn Evictable>>> = Mutex::new(Vec::new());
 
 /// Registers an owner.
 pub(in crate::exec) fn register(owner: Weak<dyn Evictable>) {
-    let mut owners = EVICTABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut owners = lock(&EVICTABLES);
     owners.retain(|owner| owner.strong_count() > 0);
     owners.push(owner);
 }
 
 /// Releases idle memory of all owners. Returns whether any was released.
 pub(in crate::exec) fn evict_idle() -> bool {
-    let owners = EVICTABLES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let owners = lock(&EVICTABLES).clone();
     let owners = owners.iter().filter_map(Weak::upgrade);
     owners.fold(false, |released, owner| released | owner.evict())
 }

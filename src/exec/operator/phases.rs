@@ -4,7 +4,7 @@
 //! to one phase each. Overlapping work, such as transfers and kernels, has metrics of its own.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use futures::Stream;
 use futures::stream::BoxStream;
 
 use crate::job::{Phase, Watch};
+use crate::parallel::lock;
 
 /// The phases of a search for neighbours.
 pub(in crate::exec) const KNN: &[Phase] =
@@ -107,7 +108,7 @@ impl Phases {
     }
 
     fn lock(&self) -> MutexGuard<'_, Booking> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

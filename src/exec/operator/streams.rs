@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use arrow::array::{Array, ArrayData, ArrayRef, RecordBatch};
 use datafusion::common::runtime::SpawnedTask;
@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::evictable::{evict_idle, grow};
 use crate::job::{Budget, Cancel};
-use crate::parallel::own_threads;
+use crate::parallel::{lock, own_threads};
 
 /// The streams of all partitions.
 pub(in crate::exec) fn execute_all(
@@ -141,7 +141,7 @@ impl BatchReservation {
     }
 
     fn buffers(&self) -> MutexGuard<'_, HashMap<usize, (usize, usize)>> {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.buffers)
     }
 }
 

@@ -231,17 +231,16 @@ impl RowAssembler {
         }
         // Positions are in vectors that grow by doubling, and in the final vector.
         let positions = 2 * self.rows * size_of::<u32>();
-        match job.reserve("rows", self.reader.bytes_of(self.rows).saturating_add(positions)) {
-            Ok(reserved) if self.reader.reserve_numbers(self.rows) => {
+        match job.try_reserve(self.reader.bytes_of(self.rows).saturating_add(positions)) {
+            Some(reserved) if self.reader.reserve_numbers(self.rows) => {
                 self.reserved = Some(reserved);
                 Ok(true)
             }
-            Ok(_) | Err(Error::HostMemory { .. }) => {
+            _ => {
                 self.rows = 0;
                 self.parts.iter_mut().for_each(PartitionProgress::close);
                 Ok(false)
             }
-            Err(error) => Err(error.into()),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool};
@@ -26,7 +26,7 @@ use crate::index::lsh::Table;
 use crate::index::lsh::file::bad;
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::ElementKind;
-use crate::parallel::{in_parallel, threads};
+use crate::parallel::{in_parallel, lock, threads};
 use crate::rows::Rows;
 
 /// An index file, with its vectors and tables in memory.
@@ -83,7 +83,7 @@ impl Evictable for StoredIndex {
     fn evict(&self) -> bool {
         // A locked index is in use.
         let Ok(mut read) = self.read.try_lock() else { return false };
-        let mut bases = self.bases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bases = lock(&self.bases);
         fn is_used<T: ?Sized>(held: &Arc<T>) -> bool {
             Arc::strong_count(held) > 1
         }
@@ -172,17 +172,16 @@ impl StoredIndex {
         vectors: &Arc<IndexVectors>,
         job: &Job,
     ) -> OwnResult<Arc<dyn StoredBase>> {
-        let lock = || self.bases.lock().unwrap_or_else(PoisonError::into_inner);
         let device_of = (device.info().name, memory);
         let is_wanted =
             |held: &&DeviceCopy| held.device == device_of && Arc::ptr_eq(&held.vectors, vectors);
-        if let Some(held) = lock().iter().find(is_wanted) {
+        if let Some(held) = lock(&self.bases).iter().find(is_wanted) {
             return Ok(held.base.clone());
         }
         let (rows, tables) = (vectors.rows.clone(), self.file.tables().clone());
         let base = open_stored(device, rows, tables, job)
             .map_err(|error| self.file.reader.of_file(error))?;
-        let (vectors, mut bases) = (vectors.clone(), lock());
+        let (vectors, mut bases) = (vectors.clone(), lock(&self.bases));
         // A concurrent query may have been faster.
         let is_wanted =
             |held: &&DeviceCopy| held.device == device_of && Arc::ptr_eq(&held.vectors, &vectors);
@@ -288,9 +287,8 @@ impl StoredIndex {
         let together = threads().min(numbers.len());
         let raw = together * (Table::bytes_in_file(rows) + rows.div_ceil(8));
         let needed = numbers.len() * self.bytes_of_table();
-        let mut reserved = match job.reserve("hash tables of an index", needed * times + raw) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            reserved => reserved?,
+        let Some(mut reserved) = job.try_reserve(needed * times + raw) else {
+            return Ok(None);
         };
         reserved.shrink_to(needed + raw);
         job.enter(Phase::Read);

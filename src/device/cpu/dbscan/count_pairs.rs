@@ -1,7 +1,7 @@
 //! Neighbour counts where boxes prune little: each pair of tiles is compared once, for the rows of both.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rayon::prelude::*;
 
@@ -12,6 +12,7 @@ use super::tiles::{LANES, TileRow, TileRows, lanes_of};
 use super::tree::TileNode;
 use super::weights::Weights;
 use crate::error::Result;
+use crate::parallel::lock;
 
 /// A tile whose rows are counted, by several threads.
 struct SharedCounts {
@@ -27,7 +28,7 @@ impl SharedCounts {
     }
 
     fn lock(&self) -> MutexGuard<'_, NeighborCounts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.counts)
     }
 
     /// Ends a change of the counts.

@@ -20,7 +20,7 @@ use crate::device::cpu::simd::bounds::{LARGEST, NEVER, StoredBounds, TOGETHER, l
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::{exact, plan};
-use crate::error::{Error, Result};
+use crate::error::{Result, within_memory};
 use crate::job::{Job, Reserved};
 use crate::metric::{Metric, Sum};
 use crate::rows::Rows;
@@ -113,9 +113,8 @@ impl<T: SimdReal> Elkan<T> {
         let stride = k.next_multiple_of(TOGETHER);
         let bytes = stride * size_of::<u16>() + size_of::<f32>();
         let most = rows.len() * (bytes + size_of::<f64>());
-        let mut reserved = match job.reserve("bounds of k-means", most) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            reserved => reserved?,
+        let Some(mut reserved) = job.try_reserve(most) else {
+            return Ok(None);
         };
         let Some(measure) = Measure::sixteen(values, dim, metric, level, job)? else {
             return Ok(None);
@@ -123,9 +122,9 @@ impl<T: SimdReal> Elkan<T> {
         reserved.shrink_to(rows.len() * bytes);
         let quantizer = &measure.quantizer;
         let is_too_long = |row: &_| quantizer.is_too_long(row, quantizer.step);
-        let rounded = match RowCodes::new(values, quantizer, is_too_long, job) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            rounded => rounded?,
+        let Some(rounded) = within_memory(RowCodes::new(values, quantizer, is_too_long, job))?
+        else {
+            return Ok(None);
         };
         Ok(Some(Self {
             rows: rows.clone(),
@@ -150,13 +149,12 @@ impl<T: SimdReal> Elkan<T> {
     /// The quantised centroids; `None` if one lies outside the range, or without memory.
     fn round(&mut self, centroids: &[T], job: &Job) -> Result<Option<RowCodes>> {
         let quantizer = &self.measure.quantizer;
-        match RowCodes::new(centroids, quantizer, |row| quantizer.is_outlier(row), job) {
-            Err(Error::HostMemory { .. }) => {
-                self.give_up();
-                Ok(None)
-            }
-            rounded => Ok(Some(rounded?).filter(RowCodes::all_have_bounds)),
+        let is_outlier = |row: &_| quantizer.is_outlier(row);
+        let codes = within_memory(RowCodes::new(centroids, quantizer, is_outlier, job))?;
+        if codes.is_none() {
+            self.give_up();
         }
+        Ok(codes.filter(RowCodes::all_have_bounds))
     }
 
     /// Adds the movement of each centroid since the last round; rewrites all bounds once a total exceeds

@@ -22,7 +22,7 @@ use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::simd::soa::SoaRows;
 use crate::device::cpu::simd::squares::square;
 use crate::device::sums::ROUND_TO_INTEGER_F64;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::memory::{Aligned, zeros};
 use crate::metric::{Metric, Sum};
@@ -131,9 +131,8 @@ impl<T: SimdReal> PanelCodes<T> {
         // The sample, too, and the numbers of rows beyond the range.
         let beside = SAMPLE * (dim * size_of::<T>() + size_of::<f64>()) + rows.len() * 4;
         let bytes = count * size_of::<Group>();
-        let mut reserved = match job.reserve("quantised rows", bytes + beside) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            reserved => reserved?,
+        let Some(mut reserved) = job.try_reserve(bytes + beside) else {
+            return Ok(None);
         };
         let sample = sample(values, dim);
         let outliers = sample.len() / dim / ONE_OUTLIER_IN;

@@ -18,7 +18,7 @@ use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::simd::soa::{SIDE_BY_SIDE, SoaColumn, fold_squares};
 use crate::device::cpu::simd::squares::{square, square_between};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::metric::Metric;
 use crate::rows::Rows;
@@ -61,9 +61,8 @@ impl<T: SimdReal> Hamerly<T> {
         if metric != Metric::SqEuclidean {
             return Ok(None);
         }
-        let reserved = match job.reserve("bounds of k-means", rows.len() * size_of::<f32>()) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            reserved => reserved?,
+        let Some(reserved) = job.try_reserve(rows.len() * size_of::<f32>()) else {
+            return Ok(None);
         };
         let longest =
             |rows: &[T]| rows.chunks_exact(dim).map(|row| square(level, row)).fold(0.0, f64::max);

@@ -16,7 +16,7 @@ use crate::device::cpu::simd::panels::{InitialSums, ROWS};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::simd::soa::{SIDE_BY_SIDE, SoaRows};
 use crate::device::shares::{BLOCK, Shares, candidates};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, within_memory};
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::metric::Metric;
@@ -151,10 +151,9 @@ impl<T: SimdReal> CandidateSearch<T> {
         k: usize,
         job: &Job,
     ) -> Result<Option<Self>> {
-        match CostFilter::try_new::<T>(rows, metric, level, k, job) {
-            Err(Error::HostMemory { .. }) => Ok(None),
-            filter => Ok(filter?.map(|filter| Self::ByBounds(Box::new(filter)))),
-        }
+        let filter =
+            within_memory(CostFilter::try_new::<T>(rows, metric, level, k, job))?.flatten();
+        Ok(filter.map(|filter| Self::ByBounds(Box::new(filter))))
     }
 
     /// The initial sums of rows of these costs, one element for each panel; empty if every pair is computed.
@@ -183,14 +182,10 @@ impl<T: SimdReal> EachPair<T> {
         let values = self.rows.reals::<T>().unwrap_or_default();
         let dim = self.rows.matrix().dim();
         let room = self.rows.len().next_multiple_of(BLOCK) * dim * size_of::<T>();
-        self.transposed = match job.reserve("a transposed copy of the rows", room) {
-            Ok(reserved) => {
-                let blocks = values.par_chunks(BLOCK * dim);
-                Some((blocks.map(|block| SoaRows::new(block, dim)).collect(), reserved))
-            }
-            Err(Error::HostMemory { .. }) => None,
-            Err(error) => return Err(error),
-        };
+        self.transposed = job.try_reserve(room).map(|reserved| {
+            let blocks = values.par_chunks(BLOCK * dim);
+            (blocks.map(|block| SoaRows::new(block, dim)).collect(), reserved)
+        });
         Ok(self)
     }
 

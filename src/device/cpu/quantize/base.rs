@@ -10,7 +10,7 @@ use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::{CodePanels, Group, InitialSums, ROWS, Width};
 use crate::device::cpu::simd::simd_real::SimdReal;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::memory::Aligned;
@@ -318,9 +318,8 @@ impl<'a, T: Real> Sampled<'a, T> {
         if rows < 4 * SAMPLED || dim < LEAST_DIM {
             return Ok(Self { all, sample: None });
         }
-        let reserved = match job.reserve("a sample of base rows", SAMPLED * dim * size_of::<T>()) {
-            Err(Error::HostMemory { .. }) => return Ok(Self { all, sample: None }),
-            reserved => reserved?,
+        let Some(reserved) = job.try_reserve(SAMPLED * dim * size_of::<T>()) else {
+            return Ok(Self { all, sample: None });
         };
         let mut sample = Vec::with_capacity(SAMPLED * dim);
         for i in 0..SAMPLED {

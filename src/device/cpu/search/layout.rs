@@ -1,7 +1,7 @@
 //! The layouts of base rows, each with its arithmetic, and the choice among them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::bbox_tree::{self, BboxTree};
 use super::bits::BitRows;
@@ -13,9 +13,9 @@ use crate::device::contract::Work;
 use crate::device::cpu::quantize::base::{CodeForm, LayoutSpec, QuantizedBase, Sampled};
 use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::simd_real::SimdReal;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, within_memory};
 use crate::job::Job;
-use crate::parallel::on_other_threads;
+use crate::parallel::{lock, on_other_threads};
 use crate::rows::Rows;
 
 /// The forms of codes, the fastest first.
@@ -127,7 +127,7 @@ impl<T: SimdReal> Layout<T> {
             if !is_asked || bbox_tree.suits(values, sinks, call)? {
                 return bbox_tree.search(values, sinks, call);
             }
-            *self.bbox_tree.lock().unwrap_or_else(PoisonError::into_inner) = BboxTreeState::Refused;
+            *lock(&self.bbox_tree) = BboxTreeState::Refused;
         }
         traversal::run(self, queries, call, sinks)
     }
@@ -139,7 +139,7 @@ impl<T: SimdReal> Layout<T> {
         call: &Call<'_>,
     ) -> Result<Option<(Arc<BboxTree<T>>, bool)>> {
         let before = self.queries.fetch_add(queries, Ordering::Relaxed);
-        let get = || match &*self.bbox_tree.lock().unwrap_or_else(PoisonError::into_inner) {
+        let get = || match &*lock(&self.bbox_tree) {
             BboxTreeState::NotYet => Ok(None),
             BboxTreeState::Built(bbox_tree) => Ok(Some(bbox_tree.clone())),
             BboxTreeState::Refused => Err(()),
@@ -154,12 +154,9 @@ impl<T: SimdReal> Layout<T> {
             return Ok(Some((bbox_tree, false)));
         }
         let values = self.rows.reals().unwrap_or_default();
-        let made = match BboxTree::new(&self.rows, values, call.job) {
-            Err(Error::HostMemory { .. }) => None,
-            made => Some(Arc::new(made?)),
-        };
+        let made = within_memory(BboxTree::new(&self.rows, values, call.job))?.map(Arc::new);
         let state = made.clone().map_or(BboxTreeState::Refused, BboxTreeState::Built);
-        *self.bbox_tree.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        *lock(&self.bbox_tree) = state;
         Ok(made.map(|bbox_tree| (bbox_tree, true)))
     }
 
@@ -177,11 +174,8 @@ impl<T: SimdReal> Layout<T> {
         }
         let next =
             CODE_FORMS.iter().position(|form| *form == before).map_or(CODE_FORMS.len(), |i| i + 1);
-        match on_other_threads(|| self.make(&CODE_FORMS[next..], job)) {
-            Ok(made) => Ok(layout.set(made).is_ok()),
-            Err(Error::HostMemory { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        let made = within_memory(on_other_threads(|| self.make(&CODE_FORMS[next..], job)))?;
+        Ok(made.is_some_and(|made| layout.set(made).is_ok()))
     }
 }
 

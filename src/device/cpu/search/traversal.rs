@@ -207,11 +207,10 @@ fn reserve_parts<T, K: Sink<T>>(
             size_of::<K>() + most.next_power_of_two() * size_of::<Neighbor<T>>()
         };
         let all = sinks.iter().map(bytes).sum::<usize>() * parts;
-        match job.reserve("top-k lists", all) {
-            Ok(reserved) => return Ok((parts, Some(reserved))),
-            Err(Error::HostMemory { .. }) => parts /= 2,
-            Err(error) => return Err(error),
+        if let Some(reserved) = job.try_reserve(all) {
+            return Ok((parts, Some(reserved)));
         }
+        parts /= 2;
     }
     Ok((1, None))
 }

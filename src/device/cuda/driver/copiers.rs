@@ -11,6 +11,8 @@ use std::thread;
 
 use cudarc::driver::DeviceRepr;
 
+use crate::parallel::lock;
+
 /// Pool threads, and the fewest bytes worth a thread.
 const THREADS: usize = 7;
 const WORTH_A_THREAD: usize = 256 << 10;
@@ -36,12 +38,12 @@ struct Pending(Mutex<usize>, Condvar);
 
 impl Pending {
     fn done(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *lock(&self.0) -= 1;
         self.1.notify_one();
     }
 
     fn wait(&self) {
-        let pending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = lock(&self.0);
         let waited = self.1.wait_while(pending, |pending| *pending > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }

@@ -4,7 +4,7 @@
 //! threads copy a piece from it, and fault in the pages of new memory, while the next piece
 //! arrives.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent_flags;
@@ -14,6 +14,7 @@ use super::copiers::{Copiers, Fill, Room};
 use super::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
+use crate::parallel::lock;
 
 /// Bytes of a pinned buffer.
 const PIECE_BYTES: usize = 4 << 20;
@@ -96,7 +97,7 @@ impl Downloader {
             starts.map(move |start| (part, start..bytes.min(start + PIECE_BYTES)))
         });
         let pieces: Vec<_> = pieces.collect();
-        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pinned = lock(&self.pinned);
         for piece in 0..=pieces.len() {
             job.check()?;
             if let Some((part, place)) = pieces.get(piece) {

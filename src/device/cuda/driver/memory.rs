@@ -8,13 +8,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::sys::{CUevent_flags, CUresult};
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DriverError};
 
 use super::sys::{self, failed};
 use crate::error::{Error, Result};
+use crate::parallel::lock;
 
 /// The smallest allocation; the driver rounds up anyway.
 const GRANULE: usize = 256;
@@ -225,7 +226,7 @@ impl Memory {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // The counts are consistent at every point where a panic could happen.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::error::Result;
+use crate::parallel::lock;
 
 /// A map of values that are made once. Callers that ask for a value in the making wait for it;
 /// callers with other keys do not.
@@ -26,10 +27,10 @@ impl<K: Eq + Hash, V> Once<K, V> {
         make: impl FnOnce() -> Result<V>,
     ) -> Result<Arc<V>> {
         let slot = {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = lock(&self.0);
             all.entry(key).or_default().clone()
         };
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(&slot);
         if let Some(made) = slot.as_ref() {
             return Ok(made.clone());
         }

@@ -6,7 +6,7 @@
 //! compute stream.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUevent_flags;
@@ -18,6 +18,7 @@ use super::sys::{self, failed};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::ElementKind;
+use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// Bytes of a pinned buffer. Smaller ones lose speed to their own overhead (gpu-facts: 2 × 16 MiB
@@ -145,7 +146,7 @@ impl Uploader {
         for (bytes, piece) in pieces {
             job.check()?;
             // Other threads may send pieces in between.
-            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut staging = lock(&self.staging);
             staging.send(&self.stream, bytes, &self.copiers)?;
             arrived(&self.stream, &staging.landed, piece)?;
         }

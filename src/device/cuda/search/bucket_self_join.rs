@@ -1,7 +1,7 @@
 //! Self-joins of LSH buckets on a GPU: the neighbours of all base rows in their own buckets, made
 //! for the first queries and kept for later ones.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::launch_bucket_self_join::{JoinRange, JoinedLists, JoinedTables};
 use super::launch_buckets::{BucketKernels, Own, Taken};
@@ -11,6 +11,7 @@ use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::error::Result;
 use crate::job::Job;
+use crate::parallel::lock;
 
 /// The maximum k: insertion into longer lists takes too long.
 const MOST_NEIGHBORS: usize = 64;
@@ -70,7 +71,7 @@ impl KeptSelfJoin {
         job: &Job,
     ) -> Result<Taken> {
         // Other callers wait for the join in the making.
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.0);
         let joined = match &mut *kept {
             Some(kept) if is_of(kept, k, of.left_out) => kept,
             _ => {

@@ -5,7 +5,7 @@
 //! the vectors are sent as well. In panels, every element of a row is in a different sector of
 //! memory, so for many pairs a base is copied to row-major order, if there is memory.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::given::Given;
 use super::launch::{Kernels, LEAST_MERGED, Lists};
@@ -21,6 +21,7 @@ use crate::device::cuda::driver::upload::Transfer;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::metric::Sum;
+use crate::parallel::lock;
 
 /// Pairs per row above which rows are copied to row-major order, which takes memory and time.
 /// (Whole statements of 0.13M pairs of 0.5M × 384 on an H200 took 1.12 times as long as before with
@@ -36,7 +37,7 @@ impl CudaRows {
     fn given(&self, device: &CudaDevice, job: &Job) -> Result<Option<(Arc<Given>, usize)>> {
         let Some(directions) = self.rows.directions() else { return Ok(None) };
         if let Some((whole, first)) = &self.whole {
-            let of_whole = whole.given.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let of_whole = lock(&whole.given).clone();
             if let Some(given) = of_whole {
                 return Ok(Some((given, *first)));
             }
@@ -68,7 +69,7 @@ impl ExactRows {
     /// The rows of queries. Queries that are base rows share the base's layouts.
     fn of_queries(queries: &CudaRows, device: &CudaDevice, job: &Job) -> Result<Self> {
         if let Some((whole, first)) = &queries.whole {
-            let base = whole.base.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let base = lock(&whole.base).clone();
             if let Some(panels) = base {
                 return Self::new(queries, (panels, whole.clone(), *first), device, job);
             }
@@ -102,7 +103,7 @@ impl ExactRows {
         if self.given.as_ref().is_some_and(|(given, _)| given.has_vectors) {
             return Ok(None);
         }
-        let plain = self.layouts.plain.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let plain = lock(&self.layouts.plain).clone();
         let is_base = matches!(self.laid, Laid::Dealt { .. });
         let are_many = pairs / PAIRS_FOR_A_ROW > self.panels.rows;
         if plain.is_some() || !is_base || !are_many {

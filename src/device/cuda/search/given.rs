@@ -1,6 +1,6 @@
 //! Values that the definition of a distance reads besides panels: directions, and vectors as given.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use cudarc::driver::CudaEvent;
 
@@ -12,6 +12,7 @@ use crate::device::cuda::driver::upload::{Transfer, bytes_of};
 use crate::error::Result;
 use crate::job::Job;
 use crate::metric::Direction;
+use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// The directions of f32 rows and, if the search uses other vectors, then the vectors as given.
@@ -49,6 +50,6 @@ impl Given {
 
     /// The transfer of these values; only the first caller gets it.
     pub(super) fn take_transfer(&self) -> Option<Transfer> {
-        self.transfer.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.transfer).take()
     }
 }

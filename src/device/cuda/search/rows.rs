@@ -1,7 +1,7 @@
 //! Rows on a GPU, in the layouts that calls have needed.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaEvent;
 
@@ -19,6 +19,7 @@ use crate::device::cuda::driver::upload::{PIECE_BYTES, Transfer, bytes_of};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::metric::{Metric, Sum};
+use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// Rows, with their layouts on the GPU.
@@ -43,8 +44,8 @@ impl Layouts {
     /// Drops the layouts that only the definition reads. Current users keep them until they are
     /// done.
     pub(super) fn forget_exact(&self) {
-        *self.plain.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.plain) = None;
+        *lock(&self.given) = None;
     }
 }
 
@@ -96,7 +97,7 @@ impl Panels {
 
     /// The transfer of the rows; only the first caller gets it.
     pub(super) fn take_transfer(&self) -> Option<Transfer> {
-        self.transfer.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.transfer).take()
     }
 }
 
@@ -112,13 +113,12 @@ enum Side {
 /// The value of a slot, made if it is empty. Two callers may both make it, as no lock is held
 /// meanwhile.
 pub(super) fn get_or_make<T>(slot: &Slot<T>, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
-    let lock = || slot.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = lock().clone();
+    let found = lock(slot).clone();
     match found {
         Some(made) => Ok(made),
         None => {
             let made = Arc::new(make()?);
-            Ok(lock().get_or_insert(made).clone())
+            Ok(lock(slot).get_or_insert(made).clone())
         }
     }
 }
@@ -150,7 +150,7 @@ impl CudaRows {
                 Some((whole, first)) => (whole, *first),
                 None => (&self.layouts, 0),
             };
-            let base = whole.base.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let base = lock(&whole.base).clone();
             match base {
                 Some(base) => base.queries_of(device, first, self.rows.len(), negate),
                 None => self.upload(device, Side::Queries { negate }, job),

@@ -1,6 +1,6 @@
 //! LSH tables on a GPU: built there, or sent.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::bucket_self_join::KeptSelfJoin;
 use super::launch_buckets::BucketKernels;
@@ -14,6 +14,7 @@ use crate::device::cuda::driver::sys;
 use crate::device::cuda::hashing::{BuiltTables, Hashed};
 use crate::error::Result;
 use crate::job::Job;
+use crate::parallel::lock;
 
 /// LSH tables on a GPU.
 pub struct CudaTables {
@@ -135,7 +136,7 @@ impl CudaTables {
             }
             Source::Sent(sent) => sent,
         };
-        let mut own = sent.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = lock(&sent.own);
         if let Some(own) = &*own {
             return Ok(OwnRanges::Found(own.clone()));
         }

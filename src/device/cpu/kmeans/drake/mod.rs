@@ -26,7 +26,7 @@ use crate::device::cpu::quantize::base::QuantizedBase;
 use crate::device::cpu::quantize::quantized_rows::QuantizedRows;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, within_memory};
 use crate::job::{Job, Reserved};
 use crate::metric::{Metric, Sum};
 use crate::rows::Rows;
@@ -107,17 +107,17 @@ impl<T: SimdReal> Drake<T> {
             return Ok(None);
         }
         let bytes = rows.len() * (size_of::<BoundList>() + size_of::<f64>());
-        let mut reserved = match job.reserve("bounds of k-means", bytes) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            reserved => reserved?,
+        let Some(mut reserved) = job.try_reserve(bytes) else {
+            return Ok(None);
         };
         let Some(measure) = Measure::new(values, dim, metric, level, job)? else {
             return Ok(None);
         };
         reserved.shrink_to(rows.len() * size_of::<BoundList>());
-        let rounded = match QuantizedRows::new(values, dim, &measure.quantizer, job) {
-            Err(Error::HostMemory { .. }) => return Ok(None),
-            rounded => rounded?,
+        let Some(rounded) =
+            within_memory(QuantizedRows::new(values, dim, &measure.quantizer, job))?
+        else {
+            return Ok(None);
         };
         Ok(Some(Self {
             rows: rows.clone(),
@@ -299,12 +299,9 @@ impl<T: SimdReal> Assigner for Drake<T> {
         let Some(values) = centroids.reals::<T>().filter(|_| !self.is_given_up) else {
             return Ok(None);
         };
-        let rounded = match self.measure.quantized(centroids, values, job) {
-            Err(Error::HostMemory { .. }) => {
-                self.give_up();
-                return Ok(None);
-            }
-            rounded => rounded?,
+        let Some(rounded) = within_memory(self.measure.quantized(centroids, values, job))? else {
+            self.give_up();
+            return Ok(None);
         };
         let has_labels = !labels.is_empty();
         if !has_labels || rounded.is_none() || self.before.len() != values.len() {

@@ -27,7 +27,7 @@ use crate::device::contract::Work;
 use crate::device::cpu::quantize::base::QuantizedBase;
 use crate::device::cpu::quantize::query_bound::QuantizedQuery;
 use crate::device::cpu::simd::simd_real::SimdReal;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// If more than one in this many pairs is computed, the next layout is faster.
 const ONE_PASSES_IN: u64 = 32;
@@ -89,10 +89,7 @@ impl QuantizedBase {
             return Ok((Work::default(), Some(visit.clone())));
         }
         let bytes = count * DeferredPairs::bytes(sinks[0].most(), self.rows.len());
-        let reserved = match visit.job.reserve("candidate lists", bytes) {
-            Err(Error::HostMemory { .. }) => None,
-            reserved => Some(reserved?),
-        };
+        let reserved = visit.job.try_reserve(bytes);
         let mode = match reserved {
             Some(_) if guesses => Mode::Guess,
             Some(_) => Mode::Keep,
