@@ -121,7 +121,7 @@ impl<D: Device> Reranker<D> {
         some: &[u32],
         job: &Job,
     ) -> Result<PartialTopK> {
-        let (base, starts, rows) = (&self.base, lists.starts(), lists.rows());
+        let base = &self.base;
         let pairs = base.device.host().exact_pairs(base.metric, queries, &base.rows);
         let part = job.part();
         let of_queries = in_parallel(some.to_vec(), |query| {

@@ -8,7 +8,7 @@ use super::sink::{Neighbor, Sink};
 use crate::device::contract::{Pairing, QueryRows, Work};
 use crate::device::cpu::row_permutation::RowPermutation;
 use crate::device::cpu::simd::level::Level;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::metric::Metric;
