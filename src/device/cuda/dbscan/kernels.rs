@@ -31,7 +31,7 @@ const MOST_COORDINATES: usize = 16;
 
 /// The compile-time parameters of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Spec {
+pub(super) struct DbscanKernelSpec {
     kind: ElementKind,
     metric: Metric,
     /// Elements of a row on the device, if kernels are unrolled for that dimension, else 0.
@@ -42,7 +42,7 @@ pub(super) struct Spec {
     is_filtered: bool,
 }
 
-impl Spec {
+impl DbscanKernelSpec {
     /// Parameters for rows of `dim` elements (for bits, words of 32), with or without weights, on a
     /// device with or without tensor-core products.
     pub(super) fn new(
@@ -124,8 +124,8 @@ pub(super) struct Staged {
 
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
-pub(super) struct Kernels {
-    pub(super) spec: Spec,
+pub(super) struct DbscanKernels {
+    pub(super) spec: DbscanKernelSpec,
     /// Cycles a second.
     pub(super) clock: f64,
     pub(super) keys: CudaFunction,
@@ -150,14 +150,15 @@ pub(super) struct Kernels {
     pub(super) finish: CudaFunction,
 }
 
-impl Kernels {
+impl DbscanKernels {
     /// The kernels for `spec`, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, spec: Spec) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, Spec), Kernels>> = LazyLock::new(Once::default);
+    pub(super) fn get(gpu: &Gpu, spec: DbscanKernelSpec) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, DbscanKernelSpec), DbscanKernels>> =
+            LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
     }
 
-    fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
+    fn load(gpu: &Gpu, spec: DbscanKernelSpec) -> Result<Self> {
         let programs = ["dbscan.cu", "dbscan_count.cu", "dbscan_link.cu", "dbscan_attach.cu"]
             .map(|file| Program::new(file, &spec.defines(), &CONSTANTS));
         let modules = gpu.load_all(&programs)?;
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn few_elements_are_unrolled() {
         let of = |kind, dim| {
-            let spec = Spec::new((kind, Metric::L2, dim), false, false);
+            let spec = DbscanKernelSpec::new((kind, Metric::L2, dim), false, false);
             (spec.fixed_dim, spec.width(), spec.coordinates())
         };
         assert_eq!(of(ElementKind::F32, 1), (1, 1, 1));
@@ -220,13 +221,15 @@ mod tests {
 
     #[test]
     fn others_have_products_where_there_are_any() {
-        let of = |kind, metric, dim| Spec::new((kind, metric, dim), false, true).is_filtered;
+        let of =
+            |kind, metric, dim| DbscanKernelSpec::new((kind, metric, dim), false, true).is_filtered;
         assert!(of(ElementKind::F32, Metric::L2, 33) && of(ElementKind::F64, Metric::Cosine, 17));
         assert!(!of(ElementKind::F32, Metric::L2, 32) && !of(ElementKind::F32, Metric::L1, 33));
         assert!(
             of(ElementKind::Bits, Metric::Hamming, 5) && !of(ElementKind::Bits, Metric::Jaccard, 4)
         );
-        let slices = |kind, dim| Spec::new((kind, Metric::L2, dim), false, true).slices(dim);
+        let slices =
+            |kind, dim| DbscanKernelSpec::new((kind, Metric::L2, dim), false, true).slices(dim);
         assert_eq!((slices(ElementKind::F64, 33), slices(ElementKind::Bits, 33)), (2, 3));
     }
 }

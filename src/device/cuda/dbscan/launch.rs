@@ -1,6 +1,6 @@
 //! The kernel launches of DBSCAN once rows are in order, and the memory that all launches share.
 //!
-//! Kernels get the buffers of a [`Workspace`] as [`Dbscan`]; they run in the order of one stream. Stages
+//! Kernels get the buffers of a [`DbscanWorkspace`] as [`DbscanOnDevice`]; they run in the order of one stream. Stages
 //! that take long are launched again and again: each launch ends in time and records how far it is.
 #![allow(unsafe_code)]
 
@@ -10,9 +10,11 @@ use cudarc::driver::{
     CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
-use super::kernels::{Kernels, SECTION, STAGED_THREADS, Staged, TILE};
+use super::kernels::{DbscanKernels, SECTION, STAGED_THREADS, Staged, TILE};
 use super::order::Order;
-use super::structs::{Dbscan, DirectionOnDevice, LEVELS, Products, Progress, Weight};
+use super::structs::{
+    DbscanOnDevice, DirectionOnDevice, LEVELS, ProductsOnDevice, ProgressOnDevice, Weight,
+};
 use super::tiles::{first_tiles, parts, products};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{address, config, launch_seconds};
@@ -25,7 +27,7 @@ use crate::job::Job;
 const SLICE: usize = 64;
 
 /// The input of DBSCAN, to be sent to the device.
-pub(super) struct Shape<'a> {
+pub(super) struct WorkspaceInput<'a> {
     /// The rows in row-major order, and their number.
     pub(super) rows: Buffer,
     pub(super) count: usize,
@@ -39,12 +41,12 @@ pub(super) struct Shape<'a> {
     pub(super) enough: Weight,
     pub(super) ends: &'a [usize],
     pub(super) order: &'a Order,
-    pub(super) bounds: Bounds,
+    pub(super) bounds: SumThresholds,
 }
 
 /// Thresholds of sums, and of lower and upper bounds on them; see `kernels/dbscan/rows.cuh`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
+pub(super) struct SumThresholds {
     pub(super) limit: f64,
     pub(super) sure: f64,
     pub(super) may: f64,
@@ -55,14 +57,14 @@ pub(super) struct Bounds {
 }
 
 /// Rows on a device, with all buffers that DBSCAN needs.
-pub(super) struct Workspace {
-    pub(super) kernels: Arc<Kernels>,
+pub(super) struct DbscanWorkspace {
+    pub(super) kernels: Arc<DbscanKernels>,
     pub(super) stream: Arc<CudaStream>,
-    pub(super) all: Dbscan,
+    pub(super) all: DbscanOnDevice,
     pub(super) count: usize,
     /// Nodes of each level.
     pub(super) nodes: Vec<usize>,
-    pub(super) done: Done,
+    pub(super) done: Stage,
     progress: Buffer,
     cursors: Buffer,
     firsts: Buffer,
@@ -73,25 +75,35 @@ pub(super) struct Workspace {
 
 /// The last stage that was launched. A stage reads the results of all stages before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Done {
+pub(super) enum Stage {
     Nothing,
     Order,
     Count,
     Link,
 }
 
-impl Workspace {
+impl DbscanWorkspace {
     /// Allocates memory for rows that have arrived on the device.
     ///
     /// In one piece: it is one list of buffers and their sizes.
     pub(super) fn new(
-        kernels: Arc<Kernels>,
+        kernels: Arc<DbscanKernels>,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
-        shape: Shape<'_>,
+        shape: WorkspaceInput<'_>,
     ) -> Result<Self> {
-        let Shape { rows, count, dim, scalar, directions, weights, enough, ends, order, bounds } =
-            shape;
+        let WorkspaceInput {
+            rows,
+            count,
+            dim,
+            scalar,
+            directions,
+            weights,
+            enough,
+            ends,
+            order,
+            bounds,
+        } = shape;
         let first_tiles = first_tiles(ends);
         let tiles = first_tiles[ends.len()] as usize;
         let (slots, coordinates) = (tiles * TILE, kernels.spec.coordinates());
@@ -115,7 +127,7 @@ impl Workspace {
             kept.push(buffer);
             Ok(place)
         };
-        let mut all = Dbscan {
+        let mut all = DbscanOnDevice {
             order: place(slots * 4)?,
             ranges: place(tiles * 8)?,
             chunks: place(slots * chunks * kernels.spec.width() * scalar)?,
@@ -138,7 +150,7 @@ impl Workspace {
             may: bounds.may,
             beyond: bounds.beyond,
             inside: bounds.inside,
-            products: Products {
+            products: ProductsOnDevice {
                 slices: place(slots * slices * SLICE)?,
                 rounded: place(if is_filtered { slots * 16 } else { 0 })?,
                 most: place(if is_filtered { tiles * 8 } else { 0 })?,
@@ -151,7 +163,7 @@ impl Workspace {
             cycles: (launch_seconds() * kernels.clock) as u64,
             node_starts,
             box_starts,
-            ..Dbscan::default()
+            ..DbscanOnDevice::default()
         };
         let mut send = Sending { stream, memory, kept: Vec::new() };
         let ends: Vec<u32> = ends.iter().map(|end| *end as u32).collect();
@@ -176,14 +188,14 @@ impl Workspace {
         let staged = [&kernels.count_near, &kernels.link_tiles, &kernels.attach];
         let most = staged.map(warps).into_iter().max().unwrap_or(0);
         let items = parts(&kernels, tiles).max(4) * tiles.next_multiple_of(64) + 2 * most;
-        let (progress, cursors) = (allocate(size_of::<Progress>())?, allocate(items * 4)?);
+        let (progress, cursors) = (allocate(size_of::<ProgressOnDevice>())?, allocate(items * 4)?);
         let (firsts, is_core) = (allocate(count * 4)?, allocate(count)?);
         all.progress = address(stream, &progress);
         all.cursors = address(stream, &cursors);
         (all.firsts, all.is_core) = (address(stream, &firsts), address(stream, &is_core));
         let stream = stream.clone();
         let _kept = kept;
-        let done = Done::Nothing;
+        let done = Stage::Nothing;
         let mut workspace = Self {
             kernels,
             stream,
@@ -211,7 +223,7 @@ impl Workspace {
 
     /// Finds the core rows.
     pub(super) fn count(&mut self, job: &Job) -> Result<()> {
-        assert_eq!(self.done, Done::Order);
+        assert_eq!(self.done, Stage::Order);
         let kernels = self.kernels.clone();
         // SAFETY: `count_own` takes (Dbscan): it reads tiles in order, and writes `near`, `core` and `offsets`
         // of each.
@@ -220,13 +232,13 @@ impl Workspace {
         // SAFETY: `count_near` takes (Dbscan): it reads the slots that `list` lists, and writes `counted` at
         // their places and their bits of `core`.
         unsafe { self.stage(&kernels.count_near, None, job) }?;
-        self.done = Done::Count;
+        self.done = Stage::Count;
         Ok(())
     }
 
     /// Joins core rows within eps of each other.
     pub(super) fn link(&mut self, job: &Job) -> Result<()> {
-        assert_eq!(self.done, Done::Count);
+        assert_eq!(self.done, Stage::Count);
         let kernels = self.kernels.clone();
         // SAFETY: `alone` takes (Dbscan, u32 count) and makes each of `count` rows its own parent. `link_own`
         // takes (Dbscan), a warp for each tile: it joins rows of a tile that are in `core`, which counting has
@@ -241,7 +253,7 @@ impl Workspace {
         self.know()?;
         self.link_tiles(u32::MAX, job)?;
         self.know()?;
-        self.done = Done::Link;
+        self.done = Stage::Link;
         Ok(())
     }
 
@@ -260,7 +272,7 @@ impl Workspace {
 
     /// Assigns border rows to clusters.
     pub(super) fn attach(&mut self, job: &Job) -> Result<()> {
-        assert_eq!(self.done, Done::Link);
+        assert_eq!(self.done, Stage::Link);
         let kernels = self.kernels.clone();
         // SAFETY: `count_others` takes (Dbscan), a warp for each tile: it writes `offsets` of each.
         unsafe { self.run(&kernels.count_others, ("count_others", self.by_tile())) }?;
@@ -282,7 +294,7 @@ impl Workspace {
     }
 
     /// Counters of the work done.
-    pub(super) fn progress(&self) -> Result<Progress> {
+    pub(super) fn progress(&self) -> Result<ProgressOnDevice> {
         let read = sys::read(&self.stream, self.progress.slice(), 1);
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
@@ -290,7 +302,7 @@ impl Workspace {
     /// Lists the rows that tiles have counted.
     fn list(&self) -> Result<()> {
         let (kernels, sections) = (&self.kernels, self.nodes[0].div_ceil(SECTION));
-        let Dbscan { offsets, sections: sums, tile_count, .. } = self.all;
+        let DbscanOnDevice { offsets, sections: sums, tile_count, .. } = self.all;
         let (section, count) = (SECTION as u32, sections as u32);
         // The total of all sections goes behind the last one.
         let last = sums + u64::from(count) * 4;
@@ -411,7 +423,7 @@ impl Workspace {
     /// # Safety
     /// - `function` is one of this workspace's kernels, and declares the parameters that `add` gives it, in
     ///   this order and of these types; the grid has the blocks and threads that it asks for at its head.
-    /// - Addresses beside those in [`Dbscan`] are of memory in the sizes that the kernel touches, different
+    /// - Addresses beside those in [`DbscanOnDevice`] are of memory in the sizes that the kernel touches, different
     ///   ones for what it writes. It stays allocated until the kernel has run, or is freed in the order of this
     ///   stream, and nothing but this stream uses it until then.
     /// - What the kernel reads has been written, by what was launched on this stream before.
@@ -419,7 +431,7 @@ impl Workspace {
         &'a self,
         function: &'a CudaFunction,
         (name, grid): (&'static str, LaunchConfig),
-        add: impl FnOnce(&mut LaunchArgs<'a>, &'a Dbscan),
+        add: impl FnOnce(&mut LaunchArgs<'a>, &'a DbscanOnDevice),
     ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);
         add(&mut launch, &self.all);

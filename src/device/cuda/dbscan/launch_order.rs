@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::PushKernelArg;
 
 use super::kernels::{SORTED_KEYS, SPLITTERS, TILE};
-use super::launch::{Done, Sending, Workspace};
+use super::launch::{DbscanWorkspace, Sending, Stage};
 use super::order::Order;
 use super::structs::Keys;
 use crate::device::cuda::driver::launch::{address, config};
@@ -26,7 +26,7 @@ struct Sort {
     sums: Buffer,
 }
 
-impl Workspace {
+impl DbscanWorkspace {
     /// Orders rows and puts them into tiles, with boxes over them.
     pub(super) fn order(&mut self, memory: &Arc<Memory>, order: &Order) -> Result<()> {
         let numbers = self.in_order(memory, order)?;
@@ -51,7 +51,7 @@ impl Workspace {
         }
         // The sorted row numbers are freed in stream order, after the kernels that read them.
         self.all.sorted = 0;
-        self.done = Done::Order;
+        self.done = Stage::Order;
         Ok(())
     }
 

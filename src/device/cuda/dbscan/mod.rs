@@ -20,8 +20,8 @@ mod weights;
 
 use rayon::prelude::*;
 
-use self::kernels::{Kernels, Spec};
-use self::launch::{Bounds, Shape, Workspace};
+use self::kernels::{DbscanKernelSpec, DbscanKernels};
+use self::launch::{DbscanWorkspace, SumThresholds, WorkspaceInput};
 use self::order::Order;
 use self::structs::{DirectionOnDevice, Weight};
 use self::tiles::first_tiles;
@@ -68,8 +68,8 @@ impl DbscanDevice for CudaDevice {
     fn warm_dbscan(&self, metric: Metric, kind: ElementKind, dim: usize, has_weights: bool) {
         let has_products = self.tensor_cores(kind).is_some();
         let dim = device_dim(kind, kind.width(dim));
-        let spec = Spec::new((kind, metric, dim), has_weights, has_products);
-        let _ = Kernels::get(&self.gpu, spec);
+        let spec = DbscanKernelSpec::new((kind, metric, dim), has_weights, has_products);
+        let _ = DbscanKernels::get(&self.gpu, spec);
     }
 }
 
@@ -93,12 +93,13 @@ fn components(
     let scalar = if kind == ElementKind::F64 { 8 } else { 4 };
     let dim = device_dim(kind, matrix.width());
     let has_products = device.tensor_cores(kind).is_some();
-    let spec = Spec::new((kind, within.metric(), dim), !weights.is_empty(), has_products);
-    let kernels = Kernels::get(gpu, spec)?;
+    let spec =
+        DbscanKernelSpec::new((kind, within.metric(), dim), !weights.is_empty(), has_products);
+    let kernels = DbscanKernels::get(gpu, spec)?;
     let order = Order::new(rows, directions, spec);
     let bounds = bounds(within, matrix.dim(), kind, (spec, dim, directions));
     let (buffer, sent) = device.send_rows(rows, job)?;
-    let shape = Shape {
+    let shape = WorkspaceInput {
         rows: buffer,
         count,
         dim,
@@ -110,7 +111,7 @@ fn components(
         order: &order,
         bounds,
     };
-    let mut workspace = Workspace::new(kernels, &gpu.compute, memory, shape)?;
+    let mut workspace = DbscanWorkspace::new(kernels, &gpu.compute, memory, shape)?;
     let begin = gpu.timestamp()?;
     workspace.order(memory, &order)?;
     job.enter(Phase::Count);
@@ -158,8 +159,8 @@ fn bounds(
     within: Within,
     dim: usize,
     kind: ElementKind,
-    (spec, elements, directions): (Spec, usize, &[DirectionOnDevice]),
-) -> Bounds {
+    (spec, elements, directions): (DbscanKernelSpec, usize, &[DirectionOnDevice]),
+) -> SumThresholds {
     let limit = within.limit();
     let (sure, may) = match kind {
         ElementKind::F64 => within.certain_bounds_f64(dim),
@@ -176,5 +177,5 @@ fn bounds(
     let (beyond, inside) = within.bounds_of_boxes(spec.coordinates());
     let up = |x: f64| if f64::from(x as f32) < x { (x as f32).next_up() } else { x as f32 };
     let inside = if covers { -up(-inside) } else { f32::NEG_INFINITY };
-    Bounds { limit, sure, may, beyond: up(beyond), inside, squares: within.squares(dim) }
+    SumThresholds { limit, sure, may, beyond: up(beyond), inside, squares: within.squares(dim) }
 }

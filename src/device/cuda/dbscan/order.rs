@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::kernels::{SPLITTERS, Spec};
+use super::kernels::{DbscanKernelSpec, SPLITTERS};
 use super::structs::DirectionOnDevice;
 use crate::rows::Rows;
 
@@ -26,7 +26,11 @@ pub(super) struct Order {
 
 impl Order {
     /// The order for at least one row; `directions` is empty unless the metric compares directions.
-    pub(super) fn new(rows: &Rows, directions: &[DirectionOnDevice], spec: Spec) -> Self {
+    pub(super) fn new(
+        rows: &Rows,
+        directions: &[DirectionOnDevice],
+        spec: DbscanKernelSpec,
+    ) -> Self {
         let sampled: Vec<usize> = (0..rows.len()).step_by(rows.len().div_ceil(SAMPLED)).collect();
         let all = if rows.words().is_some() { 1 } else { rows.matrix().dim() };
         let sorted = |dim: usize| {

@@ -32,7 +32,7 @@ pub(super) struct DirectionOnDevice {
 /// Counters of the work done, and of the items that a stage has left.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(super) struct ProgressOnDevice {
     pub(super) next: u32,
     pub(super) unfinished: u32,
     pub(super) tested: u64,
@@ -53,10 +53,10 @@ pub(super) struct Keys {
 }
 
 /// Addresses on the device, and numbers; documented in `kernels/dbscan/rows.cuh`. The sizes are those
-/// of the buffers that [`Workspace`](super::launch::Workspace) allocates.
+/// of the buffers that [`DbscanWorkspace`](super::launch::DbscanWorkspace) allocates.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Dbscan {
+pub(super) struct DbscanOnDevice {
     pub(super) rows: u64,
     pub(super) directions: u64,
     pub(super) weights: u64,
@@ -97,13 +97,13 @@ pub(super) struct Dbscan {
     pub(super) cycles: u64,
     pub(super) node_starts: [u32; LEVELS],
     pub(super) box_starts: [u32; LEVELS],
-    pub(super) products: Products,
+    pub(super) products: ProductsOnDevice,
 }
 
 /// The operands of tensor-core products; documented in `kernels/dbscan/rows.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Products {
+pub(super) struct ProductsOnDevice {
     pub(super) slices: u64,
     pub(super) rounded: u64,
     pub(super) most: u64,
@@ -120,25 +120,25 @@ unsafe impl DeviceRepr for Weight {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for DirectionOnDevice {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Progress {}
+unsafe impl DeviceRepr for ProgressOnDevice {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Keys {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Products {}
+unsafe impl DeviceRepr for ProductsOnDevice {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Dbscan {}
+unsafe impl DeviceRepr for DbscanOnDevice {}
 
 assert_layout!(Weight, 16, { low: 0, high: 8 });
 assert_layout!(DirectionOnDevice, 24, { unit: 0, mean: 8, inverse: 16 });
-assert_layout!(Progress, 48, {
+assert_layout!(ProgressOnDevice, 48, {
     next: 0, unfinished: 4, tested: 8, pruned: 16, joined: 24, pairs: 32, rechecked: 40,
 });
 assert_layout!(Keys, 16, { splitters: 0, bits: 8 });
-assert_layout!(Products, 56, {
+assert_layout!(ProductsOnDevice, 56, {
     slices: 0, rounded: 8, most: 16, centre: 24, unit: 32, surely: 40, maybe: 44, count: 48,
     unused: 52,
 });
-assert_layout!(Dbscan, 408, {
+assert_layout!(DbscanOnDevice, 408, {
     rows: 0, directions: 8, weights: 16, ends: 24, first_tiles: 32, box_dims: 40, sorted: 48,
     order: 56, ranges: 64, chunks: 72, inverses: 80, bits: 88, boxes: 96, totals: 104, core: 112,
     near: 120, parents: 128, known: 136, least: 144, offsets: 152, sections: 160, list: 168,

@@ -1,9 +1,9 @@
 //! Rows cut into tiles, the work on tiles cut into parts, and the thresholds of tensor-core
 //! products.
 
-use super::kernels::{Kernels, STAGED_THREADS, TILE};
+use super::kernels::{DbscanKernels, STAGED_THREADS, TILE};
 use super::order::Order;
-use super::structs::Products;
+use super::structs::ProductsOnDevice;
 use crate::metric::power_of_two_near_inverse;
 
 /// Tiles per part, which all warps visit at the same time in many dimensions, and the maximum
@@ -25,7 +25,7 @@ pub(super) fn first_tiles(ends: &[usize]) -> Vec<u32> {
 /// The number of parts into which the work of joining `tiles` tiles with all later ones is cut. A
 /// few tiles are cut so that every warp has items; in many dimensions, tiles are also cut so that
 /// one part of them stays in the cache.
-pub(super) fn parts(kernels: &Kernels, tiles: usize) -> usize {
+pub(super) fn parts(kernels: &DbscanKernels, tiles: usize) -> usize {
     let blocks = kernels.link_tiles.blocks;
     if kernels.spec.is_unrolled() {
         return if tiles < 8 * blocks { 4 } else { 1 };
@@ -36,19 +36,23 @@ pub(super) fn parts(kernels: &Kernels, tiles: usize) -> usize {
 
 /// The thresholds of products, in units of the widest dimension's spread; the buffers are set
 /// elsewhere.
-pub(super) fn products(order: &Order, (below, up_to): (f64, f64), slices: usize) -> Products {
+pub(super) fn products(
+    order: &Order,
+    (below, up_to): (f64, f64),
+    slices: usize,
+) -> ProductsOnDevice {
     let unit = power_of_two_near_inverse(order.spread);
     let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
     let maybe = up_to.max(0.0).sqrt() * unit * (1.0 + 1e-6);
     // Rounding to the nearest f32 is covered by the factors, except for subnormal numbers and 0,
     // where no pair is certainly within eps.
     let is_normal = below >= 0.0 && surely >= f64::from(f32::MIN_POSITIVE);
-    Products {
+    ProductsOnDevice {
         unit,
         surely: if is_normal { surely as f32 } else { -1.0 },
         maybe: (maybe as f32).max(f32::MIN_POSITIVE),
         count: slices as u32,
-        ..Products::default()
+        ..ProductsOnDevice::default()
     }
 }
 

@@ -22,9 +22,9 @@ const HEADER: usize = 8 + 8 + 16;
 
 /// The identity of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::device::cuda) struct Key(u128);
+pub(in crate::device::cuda) struct CacheKey(u128);
 
-impl Key {
+impl CacheKey {
     /// The key of `parts`, in this order.
     pub(in crate::device::cuda) fn of(parts: &[&str]) -> Self {
         let mut bytes = Vec::new();
@@ -54,7 +54,7 @@ impl Cache {
     }
 
     /// The payload of a key, if its entry exists, is complete, and is this user's.
-    pub(in crate::device::cuda) fn load(&self, key: Key) -> Option<Vec<u8>> {
+    pub(in crate::device::cuda) fn load(&self, key: CacheKey) -> Option<Vec<u8>> {
         let path = self.path(key)?;
         let mut file = fs::File::open(&path).ok()?;
         let is_ours = self.dir.as_deref().is_some_and(own::is_private_folder)
@@ -73,14 +73,14 @@ impl Cache {
     }
 
     /// Stores a payload under a key.
-    pub(in crate::device::cuda) fn store(&self, key: Key, payload: &[u8]) {
+    pub(in crate::device::cuda) fn store(&self, key: CacheKey, payload: &[u8]) {
         let Some(path) = self.path(key) else { return };
         if let Err(error) = write_entry(&path, payload) {
             log::warn!("cannot keep compiled kernels in {}: {error}", path.display());
         }
     }
 
-    fn path(&self, key: Key) -> Option<PathBuf> {
+    fn path(&self, key: CacheKey) -> Option<PathBuf> {
         Some(self.dir.as_ref()?.join(format!("{:032x}.cubin", key.0)))
     }
 }
@@ -226,9 +226,9 @@ mod tests {
 
     #[test]
     fn keys_depend_on_every_part_and_its_end() {
-        assert_eq!(Key::of(&["a", "b"]), Key::of(&["a", "b"]));
-        assert_ne!(Key::of(&["a", "b"]), Key::of(&["ab", ""]));
-        assert_ne!(Key::of(&["a", "b"]), Key::of(&["b", "a"]));
+        assert_eq!(CacheKey::of(&["a", "b"]), CacheKey::of(&["a", "b"]));
+        assert_ne!(CacheKey::of(&["a", "b"]), CacheKey::of(&["ab", ""]));
+        assert_ne!(CacheKey::of(&["a", "b"]), CacheKey::of(&["b", "a"]));
     }
 
     #[test]
@@ -240,17 +240,17 @@ mod tests {
     #[test]
     fn what_was_stored_is_loaded() {
         let scratch = Scratch::new("round-trip");
-        let key = Key::of(&["kernel"]);
+        let key = CacheKey::of(&["kernel"]);
         assert_eq!(scratch.0.load(key), None);
         scratch.0.store(key, b"cubin");
         assert_eq!(scratch.0.load(key).as_deref(), Some(&b"cubin"[..]));
-        assert_eq!(scratch.0.load(Key::of(&["another"])), None);
+        assert_eq!(scratch.0.load(CacheKey::of(&["another"])), None);
     }
 
     #[test]
     fn damage_is_a_miss_and_is_repaired() {
         let scratch = Scratch::new("damage");
-        let key = Key::of(&["kernel"]);
+        let key = CacheKey::of(&["kernel"]);
         scratch.0.store(key, b"cubin");
         let path = scratch.0.path(key).unwrap();
         let whole = fs::read(&path).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     fn what_others_may_have_written_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let scratch = Scratch::new("owner");
-        let key = Key::of(&["kernel"]);
+        let key = CacheKey::of(&["kernel"]);
         scratch.0.store(key, b"cubin");
         let (dir, path) = (scratch.0.dir.clone().unwrap(), scratch.0.path(key).unwrap());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -296,9 +296,9 @@ mod tests {
         assert_eq!(mode(&dir), 0o700);
         assert!(scratch.0.load(key).is_some());
         set(&dir, 0o777).unwrap();
-        scratch.0.store(Key::of(&["other"]), b"cubin");
+        scratch.0.store(CacheKey::of(&["other"]), b"cubin");
         set(&dir, 0o700).unwrap();
-        assert_eq!(scratch.0.load(Key::of(&["other"])), None);
+        assert_eq!(scratch.0.load(CacheKey::of(&["other"])), None);
     }
 
     #[cfg(unix)]
@@ -309,7 +309,7 @@ mod tests {
         let outer = scratch.0.dir.clone().unwrap();
         let inner = outer.join("caches").join("kernels");
         let cache = Cache { dir: Some(inner.clone()) };
-        let key = Key::of(&["kernel"]);
+        let key = CacheKey::of(&["kernel"]);
         cache.store(key, b"cubin");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         for dir in [&outer, &outer.join("caches"), &inner] {
@@ -325,7 +325,7 @@ mod tests {
         let scratch = Scratch::new("names");
         let dir = scratch.0.dir.clone().unwrap();
         fs::create_dir_all(&dir).unwrap();
-        let path = scratch.0.path(Key::of(&["kernel"])).unwrap();
+        let path = scratch.0.path(CacheKey::of(&["kernel"])).unwrap();
         let (first, _) = new_file_beside(&path).unwrap();
         let (second, _) = new_file_beside(&path).unwrap();
         assert_ne!(first, second);
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn concurrent_writers_leave_one_whole_entry() {
         let scratch = Scratch::new("writers");
-        let key = Key::of(&["kernel"]);
+        let key = CacheKey::of(&["kernel"]);
         let payload = vec![7u8; 1 << 16];
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -358,10 +358,10 @@ mod tests {
         fs::create_dir_all(&file).unwrap();
         fs::write(file.join("file"), b"").unwrap();
         let cache = Cache { dir: Some(file.join("file")) };
-        cache.store(Key::of(&["kernel"]), b"cubin");
-        assert_eq!(cache.load(Key::of(&["kernel"])), None);
+        cache.store(CacheKey::of(&["kernel"]), b"cubin");
+        assert_eq!(cache.load(CacheKey::of(&["kernel"])), None);
         let none = Cache { dir: None };
-        none.store(Key::of(&["kernel"]), b"cubin");
-        assert_eq!(none.load(Key::of(&["kernel"])), None);
+        none.store(CacheKey::of(&["kernel"]), b"cubin");
+        assert_eq!(none.load(CacheKey::of(&["kernel"])), None);
     }
 }

@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use super::cache::{Cache, Key};
+use super::cache::{Cache, CacheKey};
 use super::sys;
 use crate::error::Result;
 
@@ -152,7 +152,7 @@ impl Program {
         options.push(format!("-arch={arch}{}", if self.is_for_one { "a" } else { "" }));
         options.extend_from_slice(&self.defines);
 
-        let key = Key::of(&[&source, &options.join(" "), sys::nvrtc_build()?]);
+        let key = CacheKey::of(&[&source, &options.join(" "), sys::nvrtc_build()?]);
         if let Some(cubin) = cache.load(key) {
             return Ok(cubin);
         }

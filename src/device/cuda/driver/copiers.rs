@@ -19,10 +19,10 @@ const WORTH_A_THREAD: usize = 256 << 10;
 
 /// The threads, which end when this is dropped.
 #[derive(Debug)]
-pub(in crate::device::cuda) struct Copiers(Vec<Sender<Part>>);
+pub(in crate::device::cuda) struct Copiers(Vec<Sender<CopyPart>>);
 
 /// A part of a copy.
-struct Part {
+struct CopyPart {
     from: *const u8,
     to: *mut MaybeUninit<u8>,
     bytes: usize,
@@ -31,7 +31,7 @@ struct Part {
 
 // SAFETY: the memory is reached through a shared and an exclusive borrow of bytes, which the sender
 // of a part keeps until the part is done.
-unsafe impl Send for Part {}
+unsafe impl Send for CopyPart {}
 
 /// The number of parts of a copy that are not done yet.
 struct Pending(Mutex<usize>, Condvar);
@@ -49,7 +49,7 @@ impl Pending {
     }
 }
 
-impl Part {
+impl CopyPart {
     fn copy(self) {
         // SAFETY: `Copiers::copy` cuts parts that do not overlap out of two slices of equal length,
         // and does not return before they are done.
@@ -62,9 +62,9 @@ impl Copiers {
     /// Starts up to [`THREADS`] threads.
     pub(in crate::device::cuda) fn new() -> Self {
         let start = |i: usize| {
-            let (send, parts): (Sender<Part>, Receiver<Part>) = mpsc::channel();
+            let (send, parts): (Sender<CopyPart>, Receiver<CopyPart>) = mpsc::channel();
             let named = thread::Builder::new().name(format!("neighbors-copy-{i}"));
-            named.spawn(move || parts.into_iter().for_each(Part::copy)).ok()?;
+            named.spawn(move || parts.into_iter().for_each(CopyPart::copy)).ok()?;
             Some(send)
         };
         Self((0..THREADS).filter_map(start).collect())
@@ -90,7 +90,7 @@ impl Copiers {
         let own = all.next();
         for ((to, from), thread) in all.zip(&self.0) {
             let (from, to, bytes) = (from.as_ptr(), to.as_mut_ptr(), from.len());
-            let part = Part { from, to, bytes, pending: pending.clone() };
+            let part = CopyPart { from, to, bytes, pending: pending.clone() };
             if let Err(unsent) = thread.send(part) {
                 unsent.0.copy();
             }

@@ -25,13 +25,13 @@ const AWAKE: Duration = Duration::from_micros(100);
 /// The path from the device.
 pub(in crate::device::cuda) struct Downloader {
     copiers: Arc<Copiers>,
-    pinned: Mutex<[Pinned; 2]>,
+    pinned: Mutex<[PinnedDownload; 2]>,
 }
 
 /// A device buffer, and the destination of its first bytes.
-type Part<'a> = (&'a CudaSlice<u8>, &'a mut dyn Fill);
+type DownloadPart<'a> = (&'a CudaSlice<u8>, &'a mut dyn Fill);
 
-struct Pinned {
+struct PinnedDownload {
     buffer: PinnedHostSlice<u8>,
     /// Completes when the buffer has arrived.
     arrived: CudaEvent,
@@ -43,12 +43,12 @@ impl Downloader {
         context: &Arc<CudaContext>,
         copiers: Arc<Copiers>,
     ) -> Result<Self> {
-        let pinned = || -> Result<Pinned> {
+        let pinned = || -> Result<PinnedDownload> {
             let buffer =
                 sys::allocate_pinned(context, PIECE_BYTES).map_err(failed("cuMemHostAlloc"))?;
             let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
             let arrived = context.new_event(flags).map_err(failed("cuEventCreate"))?;
-            Ok(Pinned { buffer, arrived })
+            Ok(PinnedDownload { buffer, arrived })
         };
         Ok(Self { copiers, pinned: Mutex::new([pinned()?, pinned()?]) })
     }
@@ -82,7 +82,7 @@ impl Downloader {
         job: &Job,
     ) -> Result<()> {
         let (mut of_one, mut of_other) = (Room::new(to_one, count), Room::new(to_other, count));
-        let mut parts: [Part<'_>; 2] = [(one, &mut of_one), (other, &mut of_other)];
+        let mut parts: [DownloadPart<'_>; 2] = [(one, &mut of_one), (other, &mut of_other)];
         self.fill(stream, &mut parts, job)?;
         of_one.close();
         of_other.close();
@@ -90,7 +90,12 @@ impl Downloader {
     }
 
     /// Copies from the beginning of device buffers, with two pieces in flight.
-    fn fill(&self, stream: &Arc<CudaStream>, parts: &mut [Part<'_>], job: &Job) -> Result<()> {
+    fn fill(
+        &self,
+        stream: &Arc<CudaStream>,
+        parts: &mut [DownloadPart<'_>],
+        job: &Job,
+    ) -> Result<()> {
         let pieces = parts.iter().enumerate().flat_map(|(part, (_, to))| {
             let bytes = to.bytes();
             let starts = (0..bytes).step_by(PIECE_BYTES);
@@ -101,7 +106,7 @@ impl Downloader {
         for piece in 0..=pieces.len() {
             job.check()?;
             if let Some((part, place)) = pieces.get(piece) {
-                let Pinned { buffer, arrived } = &mut pinned[piece % 2];
+                let PinnedDownload { buffer, arrived } = &mut pinned[piece % 2];
                 let from = parts[*part].0.slice(place.clone());
                 sys::copy_to_host(stream, &from, buffer, arrived)?;
             }
@@ -117,7 +122,7 @@ impl Downloader {
     }
 }
 
-impl Pinned {
+impl PinnedDownload {
     /// Waits until the buffer has arrived: busy-waiting first, as going to sleep and waking up
     /// takes as long as a small piece.
     fn wait(&self) -> Result<()> {

@@ -63,11 +63,11 @@ pub(in crate::device::cuda) struct Memory {
     limit: u64,
     shared: Arc<Shared>,
     compute: Arc<CudaStream>,
-    state: Mutex<State>,
+    state: Mutex<MemoryUse>,
 }
 
 #[derive(Default)]
-struct State {
+struct MemoryUse {
     used: u64,
     /// The maximum of `used`.
     peak: u64,
@@ -217,14 +217,14 @@ impl Memory {
         Error::DeviceMemory { device: self.device.clone(), needed, budget: self.limit }
     }
 
-    fn free_oldest(&self, state: &mut State) {
+    fn free_oldest(&self, state: &mut MemoryUse) {
         if let Some(oldest) = state.retired.pop_front() {
             state.used -= oldest.slice.len() as u64;
             self.shared.give_back(oldest.slice.len() as u64);
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MemoryUse> {
         // The counts are consistent at every point where a panic could happen.
         lock(&self.state)
     }

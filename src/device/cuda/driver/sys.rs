@@ -305,7 +305,7 @@ fn file_of_nvrtc() -> Option<String> {
 /// Compiles a program to PTX with the compiler's default options.
 fn nvrtc_ptx(source: &CStr) -> Result<String> {
     let (file, name) = ("empty.cu", "an empty program");
-    let program = Program::new(file, name, source)?;
+    let program = NvrtcProgram::new(file, name, source)?;
     // SAFETY: the program is live until dropped.
     unsafe { nvrtc::result::compile_program::<&str>(program.handle, &[]) }
         .map_err(|e| nvrtc_failed("nvrtcCompileProgram", name, e, program.log()))?;
@@ -329,7 +329,7 @@ pub(in crate::device::cuda) fn nvrtc_compile(
     options: &[String],
 ) -> Result<Vec<u8>> {
     let source = CString::new(source).expect("kernel sources have no NUL");
-    let program = Program::new(file, name, &source)?;
+    let program = NvrtcProgram::new(file, name, &source)?;
     // SAFETY: the handle is of a program that `new` created, and is destroyed only when `program` is dropped.
     unsafe { nvrtc::result::compile_program(program.handle, options) }
         .map_err(|e| nvrtc_failed("nvrtcCompileProgram", name, e, program.log()))?;
@@ -337,12 +337,12 @@ pub(in crate::device::cuda) fn nvrtc_compile(
 }
 
 /// A program of the runtime compiler; borrows its source, which the compiler may refer to.
-struct Program<'a> {
+struct NvrtcProgram<'a> {
     handle: nvrtc::sys::nvrtcProgram,
     _source: &'a CStr,
 }
 
-impl<'a> Program<'a> {
+impl<'a> NvrtcProgram<'a> {
     fn new(file: &str, name: &str, source: &'a CStr) -> Result<Self> {
         let file = CString::new(file).expect("file names have no NUL");
         let handle = nvrtc::result::create_program(source, Some(file.as_c_str()))
@@ -371,7 +371,7 @@ impl<'a> Program<'a> {
     }
 }
 
-impl Drop for Program<'_> {
+impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         // SAFETY: created by `new`, destroyed once. An error would leave nothing to do.
         let _ = unsafe { nvrtc::result::destroy_program(self.handle) };

@@ -34,7 +34,7 @@ pub(in crate::device::cuda) struct Uploader {
 }
 
 struct Staging {
-    pinned: [Pinned; 2],
+    pinned: [PinnedUpload; 2],
     next: usize,
     landed: CudaSlice<u8>,
 }
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Staging {
     }
 }
 
-struct Pinned {
+struct PinnedUpload {
     buffer: PinnedHostSlice<u8>,
     /// Completes when the buffer has been sent.
     sent: CudaEvent,
@@ -78,12 +78,12 @@ impl Uploader {
         copiers: Arc<Copiers>,
     ) -> Result<Self> {
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
-        let pinned = || -> Result<Pinned> {
+        let pinned = || -> Result<PinnedUpload> {
             let buffer =
                 sys::allocate_pinned(context, PIECE_BYTES).map_err(failed("cuMemHostAlloc"))?;
             let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
             let sent = stream.record_event(flags).map_err(failed("cuEventRecord"))?;
-            Ok(Pinned { buffer, sent })
+            Ok(PinnedUpload { buffer, sent })
         };
         let pinned = [pinned()?, pinned()?];
         let landed = sys::allocate(&stream, PIECE_BYTES).map_err(failed("cuMemAllocAsync"))?;

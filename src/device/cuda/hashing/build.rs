@@ -3,7 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::launch::{Building, Functions, Kernels, Numbers, PLACED, SMALL, Tables, Workspace};
+use super::launch::{
+    Building, FunctionBuffers, FunctionsOnDevice, HashingKernels, HashingWorkspace, PLACED, SMALL,
+    TableBuffers,
+};
 use crate::device::contract::Hashes;
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
@@ -35,7 +38,7 @@ pub(in crate::device::cuda) fn can_hash(rows: &Rows, hasher: &Hasher) -> bool {
 
 /// Loads the kernels that hash such rows.
 pub(in crate::device::cuda) fn warm(device: &CudaDevice, kind: ElementKind) {
-    let _ = Kernels::get(&device.gpu, kind);
+    let _ = HashingKernels::get(&device.gpu, kind);
 }
 
 /// Row-major rows on a device, with their dimension and number.
@@ -47,16 +50,16 @@ pub(in crate::device::cuda) struct Hashed<'a> {
 }
 
 /// Tables that were built.
-pub(in crate::device::cuda) struct BuiltTables {
-    tables: Tables,
-    numbers: Numbers,
-    kernels: Arc<Kernels>,
+pub(in crate::device::cuda) struct HashedTables {
+    tables: TableBuffers,
+    numbers: FunctionBuffers,
+    kernels: Arc<HashingKernels>,
     /// Per table: the number of non-empty buckets, the size of the largest, and the sum of the
     /// squared sizes.
     pub(in crate::device::cuda) sizes: Vec<[u64; 3]>,
 }
 
-impl BuiltTables {
+impl HashedTables {
     /// Hashes rows, and sorts them by key. `is_queried`: queries are these rows, else others.
     /// `None` if a slot is out of range.
     pub(in crate::device::cuda) fn new(
@@ -66,7 +69,7 @@ impl BuiltTables {
         job: &Job,
     ) -> Result<Option<Self>> {
         let stream = &device.gpu.compute;
-        let kernels = Kernels::get(&device.gpu, rows.kind)?;
+        let kernels = HashingKernels::get(&device.gpu, rows.kind)?;
         let numbers = send(device, rows.dim, hashes, job)?;
         let (count, all) = (rows.count, hashes.functions.len());
         let mut together = (ROWS_TOGETHER / count.max(1)).clamp(1, all);
@@ -119,7 +122,7 @@ impl BuiltTables {
     ) -> Result<Option<(Buffer, Vec<u64>)>> {
         let (stream, all, count) = (&device.gpu.compute, self.tables.tables, queries.count);
         let allocate = |bytes: usize| device.memory.allocate(stream, bytes);
-        let mut workspace = Workspace {
+        let mut workspace = HashingWorkspace {
             keys: allocate(all * count * 8)?,
             ranks: allocate(4)?,
             placed: allocate(PLACED)?,
@@ -159,9 +162,9 @@ fn building((count, tables): (usize, usize), rows: Range<usize>, section_bits: u
 /// in `tables`.
 fn hash(
     device: &CudaDevice,
-    kernels: &Kernels,
-    (rows, numbers, some): (&Hashed<'_>, &Numbers, Range<usize>),
-    (workspace, tables, section_bits): (&mut Workspace, Option<&Tables>, u32),
+    kernels: &HashingKernels,
+    (rows, numbers, some): (&Hashed<'_>, &FunctionBuffers, Range<usize>),
+    (workspace, tables, section_bits): (&mut HashingWorkspace, Option<&TableBuffers>, u32),
     throttle: &mut LaunchThrottle,
     job: &Job,
 ) -> Result<()> {
@@ -184,7 +187,12 @@ fn hash(
 }
 
 /// Sends the functions of all tables to a device.
-fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Result<Numbers> {
+fn send(
+    device: &CudaDevice,
+    dim: usize,
+    hashes: &Hashes<'_>,
+    job: &Job,
+) -> Result<FunctionBuffers> {
     let Hashes { functions, signature } = hashes;
     let count = functions.first().map_or(0, |functions| functions.count());
     assert!(functions.iter().all(|functions| functions.count() == count));
@@ -196,7 +204,7 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
         (Family::Bits | Family::MinHash, _) => 3,
     };
     let inverse = 1.0 / signature.width;
-    let of = |stride: usize| Functions {
+    let of = |stride: usize| FunctionsOnDevice {
         width: signature.width,
         inverse: if inverse.is_normal() { inverse } else { f64::NAN },
         count: count as u32,
@@ -212,7 +220,7 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
         let bits: Vec<u32> = functions.iter().flat_map(|of| of.bits()).copied().collect();
         assert!(bits.iter().all(|bit| (*bit as usize) < 32 * dim));
         let (numbers, offsets) = (upload(sys::bytes_of(&bits[..]))?, upload(&[])?);
-        return Ok(Numbers { of: of(count), numbers, offsets });
+        return Ok(FunctionBuffers { of: of(count), numbers, offsets });
     }
     let stride = functions.first().map_or(0, |of| of.numbers().len() / dim.max(1));
     let filled = |of: &TableFunctions| {
@@ -226,7 +234,7 @@ fn send(device: &CudaDevice, dim: usize, hashes: &Hashes<'_>, job: &Job) -> Resu
     // In one transfer: a transfer takes as long as some megabytes.
     let numbers: Vec<f64> = functions.iter().flat_map(|of| of.numbers()).copied().collect();
     let (numbers, offsets) = (sys::bytes_of(&numbers[..]), sys::bytes_of(&offsets[..]));
-    Ok(Numbers { of: of(stride), numbers: upload(numbers)?, offsets: upload(offsets)? })
+    Ok(FunctionBuffers { of: of(stride), numbers: upload(numbers)?, offsets: upload(offsets)? })
 }
 
 /// The error bound of an f32 dot product over `dim` dimensions, relative to the product of both
@@ -247,15 +255,19 @@ fn lengths(numbers: &[f64], stride: usize) -> Vec<f64> {
 }
 
 /// Memory for `tables` tables of `count` rows; the counters of sections are zero.
-fn empty(device: &CudaDevice, (tables, count): (usize, usize), is_queried: bool) -> Result<Tables> {
+fn empty(
+    device: &CudaDevice,
+    (tables, count): (usize, usize),
+    is_queried: bool,
+) -> Result<TableBuffers> {
     let section_bits = (2 * count / PER_SECTION).next_power_of_two().trailing_zeros().max(1);
-    let (sections, pieces) = Tables::sections(section_bits);
+    let (sections, pieces) = TableBuffers::sections(section_bits);
     let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
     let (own, keys) = match is_queried {
         true => (Some(allocate(tables * count * 8)?), None),
         false => (None, Some(allocate(tables * count * 8)?)),
     };
-    Ok(Tables {
+    Ok(TableBuffers {
         tables,
         count,
         section_bits,
@@ -269,9 +281,9 @@ fn empty(device: &CudaDevice, (tables, count): (usize, usize), is_queried: bool)
 }
 
 /// Memory to build `tables` tables at a time.
-fn workspace(device: &CudaDevice, tables: usize, count: usize) -> Result<Workspace> {
+fn workspace(device: &CudaDevice, tables: usize, count: usize) -> Result<HashingWorkspace> {
     let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
-    Ok(Workspace {
+    Ok(HashingWorkspace {
         keys: allocate(tables * count * 8)?,
         ranks: allocate(tables * count * 4)?,
         placed: allocate(tables * count * PLACED)?,

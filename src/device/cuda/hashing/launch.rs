@@ -54,7 +54,7 @@ const PER_CYCLE: f64 = 64.0;
 /// The same struct as in `kernels/hashing/keys.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Functions {
+pub(super) struct FunctionsOnDevice {
     pub(super) width: f64,
     pub(super) inverse: f64,
     pub(super) count: u32,
@@ -99,7 +99,7 @@ struct TablesOnDevice {
 }
 
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Functions {}
+unsafe impl DeviceRepr for FunctionsOnDevice {}
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for Building {}
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
@@ -107,7 +107,7 @@ unsafe impl DeviceRepr for BeginsOnDevice {}
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for TablesOnDevice {}
 
-assert_layout!(Functions, 48, {
+assert_layout!(FunctionsOnDevice, 48, {
     width: 0, inverse: 8, count: 16, stride: 20, tables: 24, dim: 28, kind: 32, bits: 36,
     is_clamped: 40, margin: 44,
 });
@@ -117,7 +117,7 @@ assert_layout!(TablesOnDevice, 32, { rows: 0, keys: 8, own: 16, sizes: 24 });
 
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
-pub(super) struct Kernels {
+pub(super) struct HashingKernels {
     kind: ElementKind,
     /// Threads of a hashing block.
     hashing: usize,
@@ -135,8 +135,8 @@ pub(super) struct Kernels {
 }
 
 /// The functions of all tables, on a device.
-pub(super) struct Numbers {
-    pub(super) of: Functions,
+pub(super) struct FunctionBuffers {
+    pub(super) of: FunctionsOnDevice,
     /// Per table, dimension and function a coefficient of f64; for bits, per table the sampled
     /// positions, of u32.
     pub(super) numbers: Buffer,
@@ -145,7 +145,7 @@ pub(super) struct Numbers {
 }
 
 /// Temporary buffers for building some of the tables at a time.
-pub(super) struct Workspace {
+pub(super) struct HashingWorkspace {
     /// Per table and row: its key, and its rank in its section.
     pub(super) keys: Buffer,
     pub(super) ranks: Buffer,
@@ -161,7 +161,7 @@ pub(super) struct Workspace {
 }
 
 /// All tables, on a device.
-pub(super) struct Tables {
+pub(super) struct TableBuffers {
     pub(super) tables: usize,
     /// Rows of a table.
     pub(super) count: usize,
@@ -180,7 +180,7 @@ pub(super) struct Tables {
     pub(super) sizes: Buffer,
 }
 
-impl Tables {
+impl TableBuffers {
     /// The number of sections of a table, and of their pieces.
     pub(super) fn sections(section_bits: u32) -> (usize, usize) {
         let sections = 1usize << section_bits;
@@ -226,10 +226,11 @@ fn batch(count: usize) -> usize {
     BATCHES.iter().position(|batch| each <= *batch).unwrap_or(BATCHES.len() - 1)
 }
 
-impl Kernels {
+impl HashingKernels {
     /// The kernels for rows of a kind, compiled and loaded by the first caller.
     pub(super) fn get(gpu: &Gpu, kind: ElementKind) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, ElementKind), Kernels>> = LazyLock::new(Once::default);
+        static LOADED: LazyLock<Once<(usize, ElementKind), HashingKernels>> =
+            LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, kind), || Self::load(gpu, kind))
     }
 
@@ -287,14 +288,14 @@ impl Kernels {
     pub(super) fn hash(
         &self,
         stream: &Arc<CudaStream>,
-        (rows, numbers, first): (&Buffer, &Numbers, usize),
-        (workspace, sections): (&mut Workspace, Option<&Tables>),
+        (rows, numbers, first): (&Buffer, &FunctionBuffers, usize),
+        (workspace, sections): (&mut HashingWorkspace, Option<&TableBuffers>),
         building: Building,
     ) -> Result<()> {
-        let Numbers { of, numbers, offsets } = numbers;
+        let FunctionBuffers { of, numbers, offsets } = numbers;
         let (count, tables) = (building.rows as usize, building.tables as usize);
         let last = first + tables;
-        let all = Functions { tables: building.tables, ..*of };
+        let all = FunctionsOnDevice { tables: building.tables, ..*of };
         assert!(building.end <= building.rows && last <= of.tables as usize);
         let scalar = if self.kind == ElementKind::F64 { 8 } else { 4 };
         check_size(rows, count * of.dim as usize, scalar);
@@ -349,13 +350,13 @@ impl Kernels {
     pub(super) fn sort(
         &self,
         stream: &Arc<CudaStream>,
-        (workspace, tables, first): (&mut Workspace, &mut Tables, usize),
+        (workspace, tables, first): (&mut HashingWorkspace, &mut TableBuffers, usize),
         building: Building,
     ) -> Result<()> {
         let (count, some) = (building.rows as usize, building.tables as usize);
         assert!(count == tables.count && first + some <= tables.tables);
         self.add_up_sections(stream, (tables, &mut workspace.sums), (first, some))?;
-        let Workspace { keys, ranks, placed, large, large_count, .. } = workspace;
+        let HashingWorkspace { keys, ranks, placed, large, large_count, .. } = workspace;
         check_size(keys, some * count, 8);
         check_size(ranks, some * count, 4);
         check_size(placed, some * count, PLACED);
@@ -397,10 +398,10 @@ impl Kernels {
     fn add_up_sections(
         &self,
         stream: &Arc<CudaStream>,
-        (tables, sums): (&Tables, &mut Buffer),
+        (tables, sums): (&TableBuffers, &mut Buffer),
         (first, some): (usize, usize),
     ) -> Result<()> {
-        let (sections, pieces) = Tables::sections(tables.section_bits);
+        let (sections, pieces) = TableBuffers::sections(tables.section_bits);
         check_size(sums, some, 4);
         let begins = tables.begins(stream, first);
         let sums = address(stream, sums);
@@ -426,7 +427,7 @@ impl Kernels {
     pub(super) fn find(
         &self,
         stream: &Arc<CudaStream>,
-        (query_keys, tables): (&Buffer, &Tables),
+        (query_keys, tables): (&Buffer, &TableBuffers),
         (ranges, visited): (&mut Buffer, &mut Buffer),
         (functions, probes): (usize, usize),
         [queries, building]: [Building; 2],

@@ -8,4 +8,4 @@
 mod build;
 mod launch;
 
-pub(super) use build::{BuiltTables, Hashed, can_hash, warm};
+pub(super) use build::{Hashed, HashedTables, can_hash, warm};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::kernels::{MOST_ROWS, is_large, way};
+use super::kernels::{MOST_ROWS, assign_strategy, is_large};
 use super::resident::Resident;
 use super::row_type::RowType;
 use super::{CudaKMeans, seeding};
@@ -26,8 +26,8 @@ const LIKELY_SEARCHED: usize = 1 << 16;
 fn will_send(device: &CudaDevice, input: KMeansInput<'_>, expected: KMeansShape) -> bool {
     let (rows, KMeansShape { problems, k, draws }) = (input.rows, expected);
     let dim = rows.matrix().dim();
-    let way = |row_type| way(row_type, k, device.gpu.limits);
-    let stays = RowType::of(input.kind()).and_then(way).is_some();
+    let strategy = |row_type| assign_strategy(row_type, k, device.gpu.limits);
+    let stays = RowType::of(input.kind()).and_then(strategy).is_some();
     let is_seeded = draws && is_large(rows.len(), k, dim) && seeding::can_seed(device, rows, k);
     problems == 1 && rows.len() <= MOST_ROWS && (stays || is_seeded)
 }
@@ -79,8 +79,8 @@ impl KMeansDevice for CudaDevice {
                 scope.spawn(move || seeding::warm(self, kind, k));
             }
             let Some(row_type) = RowType::of(rows) else { return };
-            if let Some(way) = way(row_type, k, self.gpu.limits) {
-                let _ = Resident::kernels(self, row_type, way);
+            if let Some(strategy) = assign_strategy(row_type, k, self.gpu.limits) {
+                let _ = Resident::kernels(self, row_type, strategy);
             }
         });
     }

@@ -61,7 +61,7 @@ const RANKS: usize = 16;
 
 /// The assignment of rows to their nearest centroids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum AssignStrategy {
     /// Sorted centroids (Phillips 2002): `kernels/kmeans/sort_means.cuh`.
     SortMeans,
     /// fp16 products with error bounds: `kernels/kmeans/assign_tiles.cuh`.
@@ -132,8 +132,8 @@ impl RoundKernels {
     /// The kernels for such rows, compiled and loaded by the first caller. `by_warpgroups`:
     /// warpgroups may multiply.
     pub(super) fn get(gpu: &Gpu, row_type: RowType, by_warpgroups: bool) -> Result<Arc<Self>> {
-        type Name = (usize, RowType, bool);
-        static LOADED: LazyLock<Once<Name, RoundKernels>> = LazyLock::new(Once::default);
+        static LOADED: LazyLock<Once<(usize, RowType, bool), RoundKernels>> =
+            LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, row_type, by_warpgroups), || {
             Self::load(gpu, row_type, by_warpgroups)
         })
@@ -228,13 +228,17 @@ pub(super) fn is_large(rows: usize, k: usize, dim: usize) -> bool {
 }
 
 /// The assignment strategy for such rows and `k` clusters, if there is one.
-pub(super) fn way(row_type: RowType, k: usize, limits: Limits) -> Option<Way> {
+pub(super) fn assign_strategy(
+    row_type: RowType,
+    k: usize,
+    limits: Limits,
+) -> Option<AssignStrategy> {
     let RowType { element, metric, dim, .. } = row_type;
     let has_sort_means = element == Element::F32 && metric == Metric::SqEuclidean;
     if has_sort_means && dim <= SORT_MEANS_DIM && k <= SORT_MEANS_CLUSTERS {
-        Some(Way::SortMeans)
+        Some(AssignStrategy::SortMeans)
     } else if has_tiles(dim, limits) {
-        Some(Way::Tiles)
+        Some(AssignStrategy::Tiles)
     } else {
         None
     }
@@ -246,10 +250,10 @@ fn has_tiles(dim: usize, limits: Limits) -> bool {
 
 /// The number of ranks that sorting distinguishes within a cluster; `None` if there are too many
 /// clusters.
-pub(super) fn ranks(way: Way, k: usize) -> usize {
-    match way {
-        Way::SortMeans => (PLACES / k).clamp(1, RANKS),
-        Way::Tiles => usize::from(k <= PLACES),
+pub(super) fn ranks(strategy: AssignStrategy, k: usize) -> usize {
+    match strategy {
+        AssignStrategy::SortMeans => (PLACES / k).clamp(1, RANKS),
+        AssignStrategy::Tiles => usize::from(k <= PLACES),
     }
 }
 

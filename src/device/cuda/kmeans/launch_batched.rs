@@ -9,7 +9,7 @@ use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
 use super::kernels::{BatchedKernels, MOST_ROWS};
 use super::row_type::{Element, RowType};
-use super::structs::{Rounds, Status, Sums, labels_of};
+use super::structs::{RoundsOnDevice, Status, SumsOnDevice, labels_of};
 use crate::device::ClusterSums;
 use crate::device::contract::Labels;
 use crate::device::cuda::driver::gpu::Gpu;
@@ -49,8 +49,8 @@ pub(super) struct BatchedResult<T> {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct BatchedRounds {
-    rounds: Rounds,
-    sums: Sums,
+    rounds: RoundsOnDevice,
+    sums: SumsOnDevice,
 }
 
 // SAFETY: a C struct of such structs without padding, laid out as the kernels', as asserted below.
@@ -141,7 +141,7 @@ impl BatchedWorkspace {
             first += k;
             let (dim, width, size) = (dim as u64, width as u64, size as u64);
             BatchedRounds {
-                rounds: Rounds {
+                rounds: RoundsOnDevice {
                     status: bases.0 + (i * size_of::<Status>()) as u64,
                     rows: bases.1 + row * dim * size,
                     numbers: 0,
@@ -154,7 +154,7 @@ impl BatchedWorkspace {
                     count: problem.rows.len() as u32,
                     k: *k as u32,
                 },
-                sums: Sums {
+                sums: SumsOnDevice {
                     weights: of_cluster(of_weights, row * 8),
                     sums: sums + cluster * width * 8,
                     parts: of_cluster(parts, cluster * width * 8),

@@ -1,4 +1,4 @@
-//! k-means on a GPU: each problem takes the strategy (`Way`) that suits its rows.
+//! k-means on a GPU: each problem takes the strategy (`Strategy`) that suits its rows.
 //!
 //! | strategy | for | how |
 //! |---|---|---|
@@ -31,7 +31,7 @@ mod workspace;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::kernels::{BatchedKernels, MOST_ROWS, Way as ResidentWay, is_large, way};
+use self::kernels::{AssignStrategy, BatchedKernels, MOST_ROWS, assign_strategy, is_large};
 use self::launch_batched::{BATCHED_DIM, BatchedProblem, BatchedWorkspace};
 use self::resident::Resident;
 use self::row_type::RowType;
@@ -58,20 +58,20 @@ struct CudaKMeans<'a, T> {
     input: KMeansInput<'a>,
     /// The type of GPU-resident rows, if rows may stay on the GPU.
     row_type: Option<RowType>,
-    problems: Vec<Problem<'a, T>>,
+    problems: Vec<ProblemState<'a, T>>,
     by_search: BySearch<'a, CudaDevice, T>,
     on_host: KMeansOnHost<'a, T>,
     /// The work of strategies that were given up.
     work: Work,
 }
 
-struct Problem<'a, T> {
+struct ProblemState<'a, T> {
     given: KMeansProblem,
     rows: Rows,
     weights: Option<&'a [f64]>,
     /// The strategy that suits the rows, and the current one.
-    suits: Way,
-    way: Way,
+    suits: Strategy,
+    strategy: Strategy,
     /// The state before the last rounds: centroids, and the assignment with its sums, if any.
     begun: (Vec<T>, Option<(Assignment<T>, ClusterSums)>),
     empty: Option<ClusterSums>,
@@ -84,8 +84,8 @@ struct Problem<'a, T> {
 
 /// See the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Resident(ResidentWay),
+enum Strategy {
+    Resident(AssignStrategy),
     Batched,
     BySearch,
     OnHost,
@@ -104,21 +104,22 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             let (rows, k) = (problem.rows.len(), problem.k);
             let are_usual = problem.unit == 1.0 && squares_are_finite(dim, problem.largest);
             let fitting = row_type.filter(|_| rows <= MOST_ROWS && are_usual);
-            let resident = fitting.and_then(|row_type| way(row_type, k, device.gpu.limits));
+            let resident =
+                fitting.and_then(|row_type| assign_strategy(row_type, k, device.gpu.limits));
             match (is_alone || is_large(rows, k, dim), resident) {
-                (true, Some(way)) => Way::Resident(way),
-                (true, None) => Way::BySearch,
-                (false, _) if fitting.is_some() && dim <= BATCHED_DIM => Way::Batched,
-                (false, _) => Way::OnHost,
+                (true, Some(strategy)) => Strategy::Resident(strategy),
+                (true, None) => Strategy::BySearch,
+                (false, _) if fitting.is_some() && dim <= BATCHED_DIM => Strategy::Batched,
+                (false, _) => Strategy::OnHost,
             }
         };
         let (mut uploaded, work) = sent.unzip();
-        let all = problems.iter().map(|given| Problem {
+        let all = problems.iter().map(|given| ProblemState {
             given: given.clone(),
             rows: input.rows.slice(given.rows.clone()),
             weights: input.weights.map(|weights| &weights[given.rows.clone()]),
             suits: suits(given),
-            way: suits(given),
+            strategy: suits(given),
             begun: (Vec::new(), None),
             empty: None,
             // Only for a problem that has all rows.
@@ -144,15 +145,15 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
 
     /// The session of a problem that takes a general strategy.
     fn general(&mut self, problem: usize) -> &mut dyn KMeansSession<T> {
-        match self.problems[problem].way {
-            Way::OnHost => &mut self.on_host,
+        match self.problems[problem].strategy {
+            Strategy::OnHost => &mut self.on_host,
             _ => &mut self.by_search,
         }
     }
 
     /// Whether the first centroids of a problem are chosen on the GPU.
     fn can_seed(&self, problem: usize) -> bool {
-        let Problem { given, rows, .. } = &self.problems[problem];
+        let ProblemState { given, rows, .. } = &self.problems[problem];
         is_large(rows.len(), given.k, rows.matrix().dim())
             && seeding::can_seed(&self.device, rows, given.k)
     }
@@ -160,14 +161,14 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     /// Chooses the first centroids of a problem on the GPU.
     fn seed_there(&mut self, problem: usize, random: Random, job: &Job) -> Result<Vec<T>> {
         let (is_alone, metric) = (self.problems.len() == 1, self.input.metric);
-        let Problem { given, rows, weights, way, uploaded, resident, .. } =
+        let ProblemState { given, rows, weights, strategy, uploaded, resident, .. } =
             &mut self.problems[problem];
         let (sent, of) = (uploaded.take(), (*weights, metric));
         let (centroids, sent, work) =
             seeding::choose(&self.device, (rows, sent), of, given, random, job)?;
         self.work += work;
         // Rows of several problems might not fit, and a resident problem has its own.
-        if is_alone && resident.is_none() && matches!(way, Way::Resident(_)) {
+        if is_alone && resident.is_none() && matches!(strategy, Strategy::Resident(_)) {
             *uploaded = Some(sent);
         }
         Ok(centroids)
@@ -176,8 +177,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     /// Switches a problem from its own strategy to the general one, which repeats its last rounds.
     fn give_up(&mut self, problem: usize, job: &Job) -> Result<()> {
         let state = &mut self.problems[problem];
-        let is_batched = state.way == Way::Batched;
-        state.way = if is_batched { Way::OnHost } else { Way::BySearch };
+        let is_batched = state.strategy == Strategy::Batched;
+        state.strategy = if is_batched { Strategy::OnHost } else { Strategy::BySearch };
         let (centroids, clusters) = (state.begun.0.clone(), state.begun.1.take());
         self.forget(problem)?;
         match clusters {
@@ -200,16 +201,17 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     fn run_resident(
         &mut self,
         problem: usize,
-        way: ResidentWay,
+        strategy: AssignStrategy,
         limit: usize,
         job: &Job,
     ) -> Result<RoundsRun> {
         job.enter(Phase::Assign);
         let is_alone = self.problems.len() == 1;
         let (row_type, state) = (self.row_type()?, &mut self.problems[problem]);
-        let (device, way) = (self.device.clone(), (row_type, way));
-        let there = job.retry_after_eviction(|| state.resident(&device, way, job).map(|_| ()));
-        let run = match there.and_then(|()| state.resident(&device, way, job)?.run(limit, job)) {
+        let (device, strategy) = (self.device.clone(), (row_type, strategy));
+        let there = job.retry_after_eviction(|| state.resident(&device, strategy, job).map(|_| ()));
+        let run = match there.and_then(|()| state.resident(&device, strategy, job)?.run(limit, job))
+        {
             Ok(run) => run,
             Err(Error::DeviceMemory { .. }) => None,
             Err(error) => return Err(error),
@@ -243,8 +245,9 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         job: &Job,
     ) -> Result<Vec<Option<RoundsRun>>> {
         let limit = batch.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
-        let of_batch = self.problems.iter_mut().filter(|problem| problem.way == Way::Batched);
-        let made = in_parallel(of_batch.collect(), |problem: &mut Problem<'_, T>| {
+        let of_batch =
+            self.problems.iter_mut().filter(|problem| problem.strategy == Strategy::Batched);
+        let made = in_parallel(of_batch.collect(), |problem: &mut ProblemState<'_, T>| {
             job.check()?;
             problem.empty();
             Ok::<_, Error>(())
@@ -277,18 +280,18 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
     }
 }
 
-impl<T: Real> Problem<'_, T> {
+impl<T: Real> ProblemState<'_, T> {
     /// The resident state of the problem, on the GPU.
     fn resident(
         &mut self,
         device: &CudaDevice,
-        (row_type, way): (RowType, ResidentWay),
+        (row_type, strategy): (RowType, AssignStrategy),
         job: &Job,
     ) -> Result<&mut Resident> {
         if self.resident.is_none() {
             let empty = self.empty();
             let rows = (&self.rows, self.uploaded.take());
-            let of = (&empty, row_type, way);
+            let of = (&empty, row_type, strategy);
             let mut resident = Resident::open(device, rows, self.weights, &self.given, of, job)?;
             resident.start(&self.begun.0)?;
             self.resident = Some(resident);
@@ -332,7 +335,7 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
 
     fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>> {
         match self.problems[problem].suits {
-            Way::OnHost | Way::Batched => self.on_host.assign_to(problem, centroids, job),
+            Strategy::OnHost | Strategy::Batched => self.on_host.assign_to(problem, centroids, job),
             _ => self.by_search.assign_to(problem, centroids, job),
         }
     }
@@ -343,19 +346,19 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         let largest =
             centroids.iter().map(|x| x.to_f64().abs()).fold(state.given.largest, f64::max);
         let fits = squares_are_finite(state.rows.matrix().dim(), largest);
-        state.way = match state.suits {
-            Way::Resident(_) if !fits => Way::BySearch,
-            Way::Batched if !fits => Way::OnHost,
+        state.strategy = match state.suits {
+            Strategy::Resident(_) if !fits => Strategy::BySearch,
+            Strategy::Batched if !fits => Strategy::OnHost,
             suits => suits,
         };
         (state.begun, state.done) = ((centroids, None), None);
-        match state.way {
-            Way::Resident(_) => match &mut state.resident {
+        match state.strategy {
+            Strategy::Resident(_) => match &mut state.resident {
                 Some(resident) => resident.start(&state.begun.0),
                 None => Ok(()),
             },
-            Way::Batched => Ok(()),
-            Way::BySearch | Way::OnHost => {
+            Strategy::Batched => Ok(()),
+            Strategy::BySearch | Strategy::OnHost => {
                 let centroids = state.begun.0.clone();
                 state.uploaded = None;
                 self.general(problem).start(problem, centroids, job)
@@ -365,8 +368,8 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
 
     fn resume_from(&mut self, problem: usize, centroids: Vec<T>) -> Result<()> {
         let state = &mut self.problems[problem];
-        match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => {
+        match (state.strategy, &mut state.resident) {
+            (Strategy::Resident(_), Some(resident)) => {
                 resident.resume_from(&centroids)?;
                 state.begun.0 = centroids;
                 Ok(())
@@ -377,11 +380,11 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
 
     fn run(&mut self, problems: &[(usize, usize)], job: &Job) -> Result<Vec<RoundsRun>> {
         let mut runs = vec![None; problems.len()];
-        let all = |way: Way, session: &Self| -> Vec<usize> {
-            let has = |i: &usize| session.problems[problems[*i].0].way == way;
+        let all = |strategy: Strategy, session: &Self| -> Vec<usize> {
+            let has = |i: &usize| session.problems[problems[*i].0].strategy == strategy;
             (0..problems.len()).filter(has).collect()
         };
-        let batch = all(Way::Batched, self);
+        let batch = all(Strategy::Batched, self);
         if !batch.is_empty() {
             job.check()?;
             let asked: Vec<_> = batch.iter().map(|i| problems[*i]).collect();
@@ -396,18 +399,18 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
                 }
             }
         }
-        let hosted: Vec<_> = all(Way::OnHost, self);
+        let hosted: Vec<_> = all(Strategy::OnHost, self);
         let asked: Vec<_> = hosted.iter().map(|i| problems[*i]).collect();
         for (i, run) in hosted.iter().zip(self.on_host.run(&asked, job)?) {
             runs[*i] = Some(run);
         }
         for (i, (problem, limit)) in problems.iter().enumerate() {
-            match self.problems[*problem].way {
-                Way::Resident(way) => {
-                    runs[i] = Some(self.run_resident(*problem, way, *limit, job)?);
+            match self.problems[*problem].strategy {
+                Strategy::Resident(strategy) => {
+                    runs[i] = Some(self.run_resident(*problem, strategy, *limit, job)?);
                 }
-                Way::BySearch => runs[i] = Some(self.run_general(*problem, *limit, job)?),
-                Way::Batched | Way::OnHost => {}
+                Strategy::BySearch => runs[i] = Some(self.run_general(*problem, *limit, job)?),
+                Strategy::Batched | Strategy::OnHost => {}
             }
         }
         runs.into_iter().map(|run| run.ok_or_else(not_started)).collect()
@@ -418,10 +421,10 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         if state.done.is_some() {
             return Ok(());
         }
-        match state.way {
-            Way::Resident(way) => {
-                let way = (row_type.ok_or_else(not_started)?, way);
-                match state.resident(&self.device, way, job) {
+        match state.strategy {
+            Strategy::Resident(strategy) => {
+                let strategy = (row_type.ok_or_else(not_started)?, strategy);
+                match state.resident(&self.device, strategy, job) {
                     Ok(resident) => {
                         if resident.assign(job)? {
                             return Ok(());
@@ -434,8 +437,8 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
                 self.give_up(problem, job)?;
             }
             // A problem without rounds is not worth a launch.
-            Way::Batched => self.give_up(problem, job)?,
-            Way::BySearch | Way::OnHost => {}
+            Strategy::Batched => self.give_up(problem, job)?,
+            Strategy::BySearch | Strategy::OnHost => {}
         }
         self.general(problem).assign(problem, job)
     }
@@ -445,8 +448,8 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         if let Some((_, labels)) = &state.done {
             return Ok(labels.clone());
         }
-        match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => resident.labels(job),
+        match (state.strategy, &mut state.resident) {
+            (Strategy::Resident(_), Some(resident)) => resident.labels(job),
             _ => self.general(problem).labels(problem, job),
         }
     }
@@ -456,8 +459,8 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             return self.assign_to(problem, centroids, job);
         }
         let state = &mut self.problems[problem];
-        match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => resident.assignment(job),
+        match (state.strategy, &mut state.resident) {
+            (Strategy::Resident(_), Some(resident)) => resident.assignment(job),
             _ => self.general(problem).assignment(problem, job),
         }
     }
@@ -467,9 +470,9 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         if let Some((centroids, _)) = &state.done {
             return Ok(centroids.clone());
         }
-        match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => resident.centroids(),
-            (Way::Resident(_) | Way::Batched, _) => Ok(state.begun.0.clone()),
+        match (state.strategy, &mut state.resident) {
+            (Strategy::Resident(_), Some(resident)) => resident.centroids(),
+            (Strategy::Resident(_) | Strategy::Batched, _) => Ok(state.begun.0.clone()),
             _ => self.general(problem).centroids(problem),
         }
     }
@@ -481,9 +484,9 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             let labels = state.done.as_ref().map_or(&[][..], |(_, done)| &done.labels);
             return sums_of(&state.rows, state.weights, labels, empty, job);
         }
-        match (state.way, &mut state.resident) {
-            (Way::Resident(_), Some(resident)) => resident.sums(job),
-            (Way::Resident(_) | Way::Batched, _) => Ok(state.empty()),
+        match (state.strategy, &mut state.resident) {
+            (Strategy::Resident(_), Some(resident)) => resident.sums(job),
+            (Strategy::Resident(_) | Strategy::Batched, _) => Ok(state.empty()),
             _ => self.general(problem).sums(problem, job),
         }
     }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
-use super::kernels::{MOST_ROWS, RoundKernels, Way};
+use super::kernels::{AssignStrategy, MOST_ROWS, RoundKernels};
 use super::row_type::RowType;
 use super::structs::{Status, labels_of};
-use super::workspace::Workspace;
+use super::workspace::KMeansWorkspace;
 use crate::device::ClusterSums;
 use crate::device::contract::{Assignment, KMeansProblem, Labels, RoundsRun, StopReason, Work};
 use crate::device::cuda::device::{CudaDevice, TensorCores};
@@ -29,7 +29,7 @@ const ROUNDS_TOGETHER: usize = 16;
 pub(super) struct Resident {
     gpu: Arc<Gpu>,
     memory: Arc<Memory>,
-    workspace: Workspace,
+    workspace: KMeansWorkspace,
     empty: ClusterSums,
     rows: usize,
     /// Whether rows are assigned to their nearest centroids, with undecided rows marked in labels.
@@ -43,10 +43,10 @@ impl Resident {
     pub(super) fn kernels(
         device: &CudaDevice,
         row_type: RowType,
-        way: Way,
+        strategy: AssignStrategy,
     ) -> Result<Arc<RoundKernels>> {
         let by_warpgroups = device.tensor_cores(ElementKind::F32) == Some(TensorCores::Warpgroups);
-        RoundKernels::get(&device.gpu, row_type, by_warpgroups && way == Way::Tiles)
+        RoundKernels::get(&device.gpu, row_type, by_warpgroups && strategy == AssignStrategy::Tiles)
     }
 
     /// Uploads rows whose squared distances never overflow float32, unless they are on the GPU
@@ -56,21 +56,21 @@ impl Resident {
         (rows, uploaded): (&Rows, Option<Buffer>),
         weights: Option<&[f64]>,
         problem: &KMeansProblem,
-        (empty, row_type, way): (&ClusterSums, RowType, Way),
+        (empty, row_type, strategy): (&ClusterSums, RowType, AssignStrategy),
         job: &Job,
     ) -> Result<Self> {
         assert!(rows.len() <= MOST_ROWS);
         let CudaDevice { gpu, memory, .. } = device;
-        let kernels = Self::kernels(device, row_type, way)?;
+        let kernels = Self::kernels(device, row_type, strategy)?;
         let (buffer, mut work) = match uploaded {
             Some(buffer) => (buffer, Work::default()),
             None => device.send_rows(rows, job)?,
         };
-        let (shape, start) = ((rows.len(), way), (problem, empty));
+        let (shape, start) = ((rows.len(), strategy), (problem, empty));
         work.bytes_sent += weights.map_or(0, size_of_val) as u64;
         let weights = weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
         let rows_of = (buffer, weights.transpose()?);
-        let workspace = Workspace::new(kernels, &gpu.compute, memory, rows_of, shape, start)?;
+        let workspace = KMeansWorkspace::new(kernels, &gpu.compute, memory, rows_of, shape, start)?;
         let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
         let (rows, is_assigned, computing) = (rows.len(), false, Vec::new());
         Ok(Self { gpu, memory, workspace, empty, rows, is_assigned, work, computing })

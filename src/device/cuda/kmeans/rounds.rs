@@ -4,12 +4,13 @@
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 
 use super::kernels::{
-    ADDED_ROWS, LANE_ROWS, SORTED_ROWS, TILE, WARPS, WarpgroupKernels, Way, ranks, stages_bytes,
+    ADDED_ROWS, AssignStrategy, LANE_ROWS, SORTED_ROWS, TILE, WARPS, WarpgroupKernels, ranks,
+    stages_bytes,
 };
 use super::row_type::Element;
 use super::structs::Fp16Buffers;
 use super::swizzled_tiles::{SWIZZLED_CENTROIDS, SWIZZLED_ROWS};
-use super::workspace::Workspace;
+use super::workspace::KMeansWorkspace;
 use crate::device::cuda::driver::launch::{Counted, config};
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
@@ -24,7 +25,7 @@ fn is_time_to_sort(assigned: usize) -> bool {
     assigned.is_power_of_two() && assigned.trailing_zeros().is_multiple_of(2)
 }
 
-impl Workspace {
+impl KMeansWorkspace {
     /// Finds every row's nearest centroid, and lists the rows whose cluster changed. `is_last`:
     /// also if rounds have ended.
     pub(super) fn assign(&mut self, is_last: bool, job: &Job) -> Result<()> {
@@ -49,8 +50,8 @@ impl Workspace {
     }
 
     fn compare(&mut self, is_last: u32, job: &Job) -> Result<()> {
-        match self.way {
-            Way::SortMeans => {
+        match self.strategy {
+            AssignStrategy::SortMeans => {
                 let kernels = self.kernels.clone();
                 let (function, name, rows) = if self.assigned == 0 {
                     (&kernels.assign_first, "assign_first", 256 * LANE_ROWS)
@@ -79,7 +80,7 @@ impl Workspace {
                     }
                 })
             }
-            Way::Tiles => self.assign_by_tiles(is_last, job),
+            AssignStrategy::Tiles => self.assign_by_tiles(is_last, job),
         }
     }
 
@@ -102,7 +103,7 @@ impl Workspace {
             })
         }?;
         if is_last == 0 && is_time_to_sort(self.assigned) {
-            self.sort(ranks(self.way, self.k))?;
+            self.sort(ranks(self.strategy, self.k))?;
         }
         Ok(())
     }
@@ -248,12 +249,12 @@ impl Workspace {
         assert!(self.assigned > 0, "rows have clusters");
         let are_added = std::mem::replace(&mut self.are_added, true);
         if !are_added && self.at_places.is_some() {
-            let (labels, positions) = match self.way {
-                Way::SortMeans => {
+            let (labels, positions) = match self.strategy {
+                AssignStrategy::SortMeans => {
                     self.sort(1)?;
                     (self.rounds.labels, 0)
                 }
-                Way::Tiles => {
+                AssignStrategy::Tiles => {
                     // The memory of two lists of u32, which each round overwrites.
                     let Fp16Buffers { uncertain, least, .. } = self.fp16;
                     // SAFETY: all rows were assigned just before, both have room for a u32 of each, and one
@@ -304,7 +305,7 @@ impl Workspace {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
         let [rows, numbers, labels] = sorted.targets(&self.stream);
         // SAFETY: callers have assigned all rows; the targets have room for them, are not the rows that are
-        // moved, and stay in this workspace, whose `at_places` has room for the most ranks of its way.
+        // moved, and stay in this workspace, whose `at_places` has room for the most ranks of its strategy.
         unsafe { self.order((rows, numbers, labels), ranks) }?;
         let own = (&mut self.rows, &mut self.labels);
         sorted.swap(own, &mut self.rounds, &self.stream);
@@ -318,7 +319,7 @@ impl Workspace {
     /// # Safety
     /// All rows are in a cluster. `numbers` and `labels` are the addresses of `count` u32 each, and
     /// `rows`, unless it is null, of `count` rows: memory of this workspace that its
-    /// [`Rounds`](super::structs::Rounds) do not name. There are at most as many `ranks` as
+    /// [`RoundsOnDevice`](super::structs::RoundsOnDevice) do not name. There are at most as many `ranks` as
     /// `at_places` has room for; where there are several, centroids have been listed.
     unsafe fn order(
         &mut self,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::structs::Rounds;
+use super::structs::RoundsOnDevice;
 use crate::device::cuda::driver::launch::address;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::error::Result;
@@ -37,7 +37,7 @@ impl Sorted {
     pub(super) fn swap(
         &mut self,
         (rows, labels): (&mut Buffer, &mut Buffer),
-        rounds: &mut Rounds,
+        rounds: &mut RoundsOnDevice,
         stream: &Arc<CudaStream>,
     ) {
         [rounds.rows, rounds.numbers, rounds.labels] = self.targets(stream);

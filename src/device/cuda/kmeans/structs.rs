@@ -74,7 +74,7 @@ unsafe impl DeviceRepr for Status {}
 /// The rows and the state of rounds.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Rounds {
+pub(super) struct RoundsOnDevice {
     pub(super) status: u64,
     pub(super) rows: u64,
     /// `count` of u32, or null.
@@ -96,7 +96,7 @@ pub(super) struct Rounds {
 /// Sums of clusters, and the convergence test.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sums {
+pub(super) struct SumsOnDevice {
     /// A f64 for each row, or null.
     pub(super) weights: u64,
     /// k × [width](super::row_type::RowType::width) of i64, parts of steps only for some
@@ -118,7 +118,7 @@ pub(super) struct Sums {
     pub(super) tolerance: f64,
 }
 
-/// Buffers of `Way::SortMeans`.
+/// Buffers of `AssignStrategy::SortMeans`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SortedCentroids {
@@ -127,7 +127,7 @@ pub(super) struct SortedCentroids {
     pub(super) sorted_counts: u64,
 }
 
-/// Buffers and numbers of `Way::Tiles`.
+/// Buffers and numbers of `AssignStrategy::Tiles`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Fp16Buffers {
@@ -160,9 +160,9 @@ pub(super) struct Fp16Buffers {
 }
 
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Rounds {}
+unsafe impl DeviceRepr for RoundsOnDevice {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Sums {}
+unsafe impl DeviceRepr for SumsOnDevice {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for SortedCentroids {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
@@ -173,11 +173,11 @@ assert_layout!(Status, 80, {
     empty: 28, arrived: 32, largest_row: 36, typical_row: 40, largest_centroid: 44,
     largest_error: 48, has_far: 52, kept: 56, listed: 60, drift: 64, padding: 68, rechecked: 72,
 });
-assert_layout!(Rounds, 80, {
+assert_layout!(RoundsOnDevice, 80, {
     status: 0, rows: 8, numbers: 16, centroids: 24, labels: 32, moved: 40, gaps: 48, drifts: 56,
     listed: 64, count: 72, k: 76,
 });
-assert_layout!(Sums, 96, {
+assert_layout!(SumsOnDevice, 96, {
     weights: 0, sums: 8, parts: 16, counts: 24, wide: 32, is_wide: 40, first_rows: 48,
     differing: 56, inverse: 64, shifts: 72, limit: 80, tolerance: 88,
 });

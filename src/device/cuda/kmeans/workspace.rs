@@ -1,7 +1,7 @@
 //! The memory that the kernels of Lloyd's rounds over one set of rows share.
 //!
-//! A [`Workspace`] allocates it in the sizes that they rely on and keeps it until it is dropped; kernels get
-//! it as [`Rounds`], [`Sums`], [`SortedCentroids`] and [`Fp16Buffers`]. Kernels run in the order of
+//! A [`KMeansWorkspace`] allocates it in the sizes that they rely on and keeps it until it is dropped; kernels get
+//! it as [`RoundsOnDevice`], [`SumsOnDevice`], [`SortedCentroids`] and [`Fp16Buffers`]. Kernels run in the order of
 //! one stream.
 #![allow(unsafe_code)]
 
@@ -11,10 +11,10 @@ use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKer
 
 use super::fp16::fp16_buffers;
 use super::hamerly::HamerlyBounds;
-use super::kernels::{MOST_ROWS, RoundKernels, Way, ranks};
+use super::kernels::{AssignStrategy, MOST_ROWS, RoundKernels, ranks};
 use super::row_type::RowType;
 use super::sorted::Sorted;
-use super::structs::{Fp16Buffers, Rounds, SortedCentroids, Status, Sums};
+use super::structs::{Fp16Buffers, RoundsOnDevice, SortedCentroids, Status, SumsOnDevice};
 use super::sums::SumsMemory;
 use super::swizzled_tiles::SWIZZLED_ROWS;
 use crate::device::ClusterSums;
@@ -28,14 +28,14 @@ use crate::job::Job;
 use crate::matrix::Real;
 
 /// Rows on a device, with all buffers that rounds need.
-pub(super) struct Workspace {
+pub(super) struct KMeansWorkspace {
     pub(super) kernels: Arc<RoundKernels>,
     pub(super) stream: Arc<CudaStream>,
-    pub(super) way: Way,
+    pub(super) strategy: AssignStrategy,
     pub(super) count: usize,
     pub(super) k: usize,
-    pub(super) rounds: Rounds,
-    pub(super) in_sums: Sums,
+    pub(super) rounds: RoundsOnDevice,
+    pub(super) in_sums: SumsOnDevice,
     pub(super) sorted_centroids: SortedCentroids,
     pub(super) fp16: Fp16Buffers,
     pub(super) throttle: LaunchThrottle,
@@ -67,7 +67,7 @@ const MOST_SCALES: usize = 4;
 /// Shorter rows may have lost elements to underflow.
 const LEAST_TYPICAL: f32 = 1.0;
 
-impl Workspace {
+impl KMeansWorkspace {
     /// Allocates memory for rounds over `rows`, which have arrived, and so have their weights.
     ///
     /// In one piece: it is one list of buffers and their sizes.
@@ -76,7 +76,7 @@ impl Workspace {
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
         (rows, weights): (Buffer, Option<Buffer>),
-        (count, way): (usize, Way),
+        (count, strategy): (usize, AssignStrategy),
         (problem, empty): (&KMeansProblem, &ClusterSums),
     ) -> Result<Self> {
         let (RowType { element, dim, .. }, k) = (kernels.row_type, problem.k);
@@ -97,15 +97,16 @@ impl Workspace {
         let status = allocate(size_of::<Status>())?;
         let centroids = allocate(2 * k * dim * element.bytes())?;
         let labels = allocate(count * 4)?;
-        let gaps =
-            (way == Way::Tiles).then(|| HamerlyBounds::new((count, k), allocate)).transpose()?;
+        let gaps = (strategy == AssignStrategy::Tiles)
+            .then(|| HamerlyBounds::new((count, k), allocate))
+            .transpose()?;
         let [of_rows, drifts, listed] = HamerlyBounds::addresses(gaps.as_ref(), stream);
         let sums = SumsMemory::new(k, kernels.row_type, allocate)?;
         let [parts, first_rows, differing] = sums.addresses(stream);
         let (mut origin, mut inverse) = (allocate(dim * 8)?, allocate(steps.len() * 8)?);
         sys::write(stream, origin.slice_mut(), &problem.origin)?;
         sys::write(stream, inverse.slice_mut(), &steps)?;
-        let rounds = Rounds {
+        let rounds = RoundsOnDevice {
             status: address(stream, &status),
             rows: address(stream, &rows),
             numbers: 0,
@@ -118,7 +119,7 @@ impl Workspace {
             count: count as u32,
             k: k as u32,
         };
-        let in_sums = Sums {
+        let in_sums = SumsOnDevice {
             weights: weights.as_ref().map_or(0, |weights| address(stream, weights)),
             sums: address(stream, &sums.sums),
             parts,
@@ -134,29 +135,31 @@ impl Workspace {
         };
         let (mut sorted_centroids, mut fp16, mut sorted) =
             (SortedCentroids::default(), Fp16Buffers::default(), None);
-        let at_places = match ranks(way, k) {
+        let at_places = match ranks(strategy, k) {
             0 => None,
             ranks => Some(allocate((k * ranks + 1) * 4)?),
         };
         sorted_centroids.sorted_counts =
             at_places.as_ref().map_or(0, |counts| address(stream, counts));
-        match way {
-            Way::SortMeans => {
+        match strategy {
+            AssignStrategy::SortMeans => {
                 sorted_centroids.lists = place(k * k * 8)?;
                 sorted = Some(Sorted::new((count, dim), allocate)?);
             }
-            Way::Tiles => {
+            AssignStrategy::Tiles => {
                 let origin = address(stream, &origin);
                 fp16 = fp16_buffers(problem, (&kernels, count), origin, &mut place)?;
             }
         }
         kept.extend([origin, inverse].into_iter().chain(weights));
-        let rate = if way == Way::Tiles { &kernels.products } else { &kernels.sums }.clone();
+        let rate =
+            if strategy == AssignStrategy::Tiles { &kernels.products } else { &kernels.sums }
+                .clone();
         let (kernels, stream) = (kernels, stream.clone());
         let mut workspace = Self {
             kernels,
             stream,
-            way,
+            strategy,
             count,
             k,
             rounds,
@@ -178,7 +181,7 @@ impl Workspace {
             _kept: kept,
         };
         workspace.reset_status((0, 0))?;
-        if way == Way::Tiles {
+        if strategy == AssignStrategy::Tiles {
             workspace.round_rows()?;
         }
         Ok(workspace)
@@ -209,12 +212,12 @@ impl Workspace {
 
     /// Rounds all rows; returns a norm that few rows exceed, and the norm of the longest.
     fn round_and_measure(&self) -> Result<(f32, f32)> {
-        assert_eq!(self.way, Way::Tiles);
+        assert_eq!(self.strategy, AssignStrategy::Tiles);
         let all = config(self.count.next_multiple_of(SWIZZLED_ROWS).div_ceil(8), 256, 0);
         let round = (&self.kernels.round_rows, ("round_rows", all));
         let measure = (&self.kernels.measure_rows, ("measure_rows", config(1, 1024, 0)));
         for (kernel, grid) in [round, measure] {
-            // SAFETY: both take (Rounds, Fp16Buffers), which `new` has filled in for `Way::Tiles`.
+            // SAFETY: both take (Rounds, Fp16Buffers), which `new` has filled in for `AssignStrategy::Tiles`.
             // `round_rows`, a warp for each row of whole swizzled tiles, reads the rows and the
             // origin and writes `fp16_rows` and `rounded`; `measure_rows`, one block of 1,024
             // threads, reads `rounded` after it, and writes the status.
@@ -325,7 +328,7 @@ impl Workspace {
     /// Launches a kernel with the arguments that `add` gives it.
     ///
     /// # Safety
-    /// - `function` is one of this workspace's kernels, for its [`Way`], and declares the parameters that `add`
+    /// - `function` is one of this workspace's kernels, for its [`AssignStrategy`], and declares the parameters that `add`
     ///   gives it, in this order and of these types; the grid has the blocks, threads and shared memory that it
     ///   asks for at its head.
     /// - Addresses beside those in the structs are of memory in the sizes that the kernel touches, different ones
@@ -351,7 +354,7 @@ impl Workspace {
     }
 
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes [`Rounds`] and [`Sums`].
+    /// That of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`] and [`SumsOnDevice`].
     pub(super) unsafe fn launch_sums(
         &self,
         function: &CudaFunction,
@@ -366,7 +369,7 @@ impl Workspace {
     }
 
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes [`Rounds`], [`Fp16Buffers`] and
+    /// That of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`], [`Fp16Buffers`] and
     /// whether it is the last.
     pub(super) unsafe fn launch_fp16(
         &self,

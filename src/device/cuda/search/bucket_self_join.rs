@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 
 use super::launch_bucket_self_join::{JoinRange, JoinedLists, JoinedTables};
-use super::launch_buckets::{BucketKernels, Own, Taken};
+use super::launch_buckets::{BucketKernels, BucketLists, DeviceSelfRows};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
@@ -67,9 +67,9 @@ impl KeptSelfJoin {
         &self,
         device: &CudaDevice,
         (of, k, kernels): (&SelfJoinInput<'_>, usize, &BucketKernels),
-        (own, queries): (&Own, usize),
+        (own, queries): (&DeviceSelfRows, usize),
         job: &Job,
-    ) -> Result<Taken> {
+    ) -> Result<BucketLists> {
         // Other callers wait for the join in the making.
         let mut kept = lock(&self.0);
         let joined = match &mut *kept {
@@ -81,7 +81,7 @@ impl KeptSelfJoin {
             }
         };
         let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
-        let mut taken = Taken {
+        let mut taken = BucketLists {
             found: allocate(queries * k * 4)?,
             distances: allocate(queries * k * real_bytes(kernels.spec().kind()))?,
             counts: device.filled(queries * 4, 0)?,

@@ -2,11 +2,13 @@
 
 use super::bucket_self_join::SelfJoinInput;
 use super::contract_impl::MOST_ROOM;
-use super::launch::Kernels;
+use super::launch::SearchKernels;
 use super::launch_bucket_self_join::JoinedTables;
-use super::launch_buckets::{BucketKernels, InBuckets, Lookup, Own, Taken};
+use super::launch_buckets::{
+    BucketKernels, BucketLists, BucketLookup, BucketSearchBuffers, DeviceSelfRows,
+};
 use super::rows::{CudaRows, wait_for};
-use super::spec::{Spec, device_dim, real_bytes};
+use super::spec::{SearchKernelSpec, device_dim, real_bytes};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
     BucketTask, Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges,
@@ -51,9 +53,9 @@ impl HashingDevice for CudaDevice {
 
     fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, hashes: bool) {
         std::thread::scope(|scope| {
-            let spec = Spec::of_rows(kind, metric, dim);
+            let spec = SearchKernelSpec::of_rows(kind, metric, dim);
             scope.spawn(move || BucketKernels::get(&self.gpu, spec));
-            scope.spawn(move || Kernels::get(&self.gpu, spec));
+            scope.spawn(move || SearchKernels::get(&self.gpu, spec));
             if hashes {
                 hashing::warm(self, kind);
             }
@@ -134,7 +136,7 @@ impl CudaDevice {
                 if is_for_the_host(most as f64, tables, buckets.queries) {
                     return Ok(None);
                 }
-                (vec![tables.visits; buckets.queries], Lookup::Own)
+                (vec![tables.visits; buckets.queries], BucketLookup::Own)
             }
             ProbeSet::Hashed { probes } => {
                 let plain = queries.plain(self, job)?;
@@ -148,7 +150,7 @@ impl CudaDevice {
                 job.enter(Phase::Compare);
                 let count = buckets.queries * buckets.tables * probes;
                 let visited = visited.into_iter().map(|visited| visited as f64).collect();
-                (visited, Lookup::Given(count, ranges, None))
+                (visited, BucketLookup::Given(count, ranges, None))
             }
         };
         let most = visited.iter().copied().fold(0.0, f64::max);
@@ -205,7 +207,7 @@ impl CudaDevice {
         &self,
         (queries, base): (&CudaRows, &CudaRows),
         tables: &CudaTables,
-        (buckets, visited, lookup): (&Buckets<'_>, &[f64], Lookup),
+        (buckets, visited, lookup): (&Buckets<'_>, &[f64], BucketLookup),
         (k, kernels): (usize, &BucketKernels),
         job: &Job,
     ) -> Result<NearestInBuckets> {
@@ -214,8 +216,8 @@ impl CudaDevice {
         wait_for(gpu, &plain.0.ready)?;
         wait_for(gpu, &plain.1.ready)?;
         let own = match lookup {
-            Lookup::Own => Some(tables.own_buckets(self, kernels)?),
-            Lookup::Given(..) => None,
+            BucketLookup::Own => Some(tables.own_buckets(self, kernels)?),
+            BucketLookup::Given(..) => None,
         };
         let mut search = self.in_buckets(base, tables, (buckets, lookup), (k, kernels), job)?;
         let (rate, dim) = (&kernels.search_rate, search.dim + VISIT);
@@ -247,7 +249,7 @@ impl CudaDevice {
     /// Reads the lists of `queries` queries, of up to k neighbours each.
     fn read_lists<T: OnGpu>(
         &self,
-        (taken, kernels): (&Taken, &BucketKernels),
+        (taken, kernels): (&BucketLists, &BucketKernels),
         (queries, k): (usize, usize),
         job: &Job,
     ) -> Result<NearestInBuckets> {
@@ -300,22 +302,22 @@ impl CudaDevice {
         &self,
         base: &CudaRows,
         tables: &CudaTables,
-        (buckets, lookup): (&Buckets<'_>, Lookup),
+        (buckets, lookup): (&Buckets<'_>, BucketLookup),
         (k, kernels): (usize, &BucketKernels),
         job: &Job,
-    ) -> Result<InBuckets> {
+    ) -> Result<BucketSearchBuffers> {
         let Self { gpu, memory, .. } = self;
         let (matrix, base_rows) = (base.rows.matrix(), base.rows.len());
         let queries = buckets.queries;
         assert!(buckets.tables <= tables.tables);
         assert!(base_rows == tables.table_rows);
-        let words = InBuckets::words(base_rows);
+        let words = BucketSearchBuffers::words(base_rows);
         let (_, warps) = kernels.warps_of_block(k).unwrap_or((0, 1));
         let fitting = (memory.unused() / SHARE_OF_FIELDS) as usize / (4 * words);
         let wanted = kernels.warps_together().min(queries.next_multiple_of(warps));
         let workers = (wanted.min(fitting) / warps).max(1) * warps;
         let real = real_bytes(matrix.kind());
-        Ok(InBuckets {
+        Ok(BucketSearchBuffers {
             queries,
             base_rows,
             dim: device_dim(matrix.kind(), matrix.dim()),
@@ -329,7 +331,7 @@ impl CudaDevice {
                 .map(|bits| self.send(&[sys::bytes_of(bits)], job))
                 .transpose()?,
             seen: self.filled(workers * words * 4, 0)?,
-            taken: Taken {
+            taken: BucketLists {
                 found: memory.allocate(&gpu.compute, queries * k * 4)?,
                 distances: memory.allocate(&gpu.compute, queries * k * real)?,
                 counts: self.filled(queries * 4, 0)?,
@@ -339,13 +341,18 @@ impl CudaDevice {
     }
 
     /// The base rows that are the queries, of `base_rows` rows in all.
-    fn own(&self, own: Option<SelfRows<'_>>, base_rows: usize, job: &Job) -> Result<Own> {
+    fn own(
+        &self,
+        own: Option<SelfRows<'_>>,
+        base_rows: usize,
+        job: &Job,
+    ) -> Result<DeviceSelfRows> {
         Ok(match own {
-            None => Own::Nobody,
-            Some(SelfRows::From(first)) => Own::From(first),
+            None => DeviceSelfRows::Separate,
+            Some(SelfRows::From(first)) => DeviceSelfRows::From(first),
             Some(SelfRows::Each(rows)) => {
                 assert!(rows.iter().all(|row| (*row as usize) < base_rows));
-                Own::Each(self.send(&[sys::bytes_of(rows)], job)?)
+                DeviceSelfRows::Each(self.send(&[sys::bytes_of(rows)], job)?)
             }
         })
     }
@@ -357,7 +364,7 @@ impl CudaDevice {
         ranges: &Ranges<'_>,
         base_rows: usize,
         job: &Job,
-    ) -> Result<Lookup> {
+    ) -> Result<BucketLookup> {
         let count = ranges.all.len();
         let is_one_each = count == buckets.queries * buckets.tables
             && ranges.starts.iter().enumerate().all(|(i, start)| i == *start);
@@ -373,7 +380,7 @@ impl CudaDevice {
                 Some(self.send(&[sys::bytes_of(&starts[..])], job)?)
             }
         };
-        Ok(Lookup::Given(count, all, starts))
+        Ok(BucketLookup::Given(count, all, starts))
     }
 }
 

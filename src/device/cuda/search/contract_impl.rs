@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use super::exact::Exact;
 use super::filter::{self, bytes_per_query, bytes_per_row};
-use super::launch::Kernels;
+use super::launch::SearchKernels;
 use super::launch_pairs::Pairs;
 use super::lists::{Search, list_bytes};
 use super::passes::PANEL;
 use super::rows::{CudaRows, wait_for};
-use super::spec::{Spec, device_dim, real_bytes, scalar_bytes};
+use super::spec::{SearchKernelSpec, device_dim, real_bytes, scalar_bytes};
 use crate::device::contract::{
     Candidates, Capacity, Definition, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
 };
@@ -60,9 +60,9 @@ impl SearchDevice for CudaDevice {
     }
 
     fn warm_search(&self, metric: Metric, shape: &Shape, queries: usize) {
-        let spec = Spec::of_rows(shape.kind, metric, shape.dim);
+        let spec = SearchKernelSpec::of_rows(shape.kind, metric, shape.dim);
         std::thread::scope(|scope| {
-            scope.spawn(|| Kernels::get(&self.gpu, spec));
+            scope.spawn(|| SearchKernels::get(&self.gpu, spec));
             filter::warm(self, spec, shape, queries);
         });
     }
@@ -214,7 +214,8 @@ impl CudaDevice {
 fn capacity(limit: usize, shape: &Shape, by: Option<TensorCores>) -> Capacity {
     let dim = device_dim(shape.kind, shape.dim);
     // Any metric, as the stored dimension is the same for all.
-    let stored = Spec::new(shape.kind, any_metric(shape.kind), dim as u32).stored_dim(dim as u32);
+    let stored = SearchKernelSpec::new(shape.kind, any_metric(shape.kind), dim as u32)
+        .stored_dim(dim as u32);
     let stored = stored as usize;
     let panel = stored * scalar_bytes(shape.kind);
     let (of_row, of_query) = by.map_or((0, 0), |by| {

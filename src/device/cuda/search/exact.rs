@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use super::given::Given;
-use super::launch::{Kernels, LEAST_MERGED, Lists};
-use super::launch_pairs::{DIRECTION_BYTES, Laid, Measured, Ranked, Side};
+use super::exact_values::ExactValues;
+use super::launch::{LEAST_MERGED, ListBuffers, SearchKernels};
+use super::launch_pairs::{DIRECTION_BYTES, ExactSide, Laid, Measured, Ranked};
 use super::passes;
-use super::rows::{CudaRows, Layouts, Panels, Plain, get_or_make, wait_for};
+use super::rows::{CudaRows, Layouts, Plain, RowPanels, get_or_make, wait_for};
 use crate::device::contract::{Definition, Distances, Neighbors};
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
@@ -34,7 +34,7 @@ const MOST_PAIRS: usize = 1 << 30;
 impl CudaRows {
     /// Values that the definition reads besides panels, if there are any, and the position of these
     /// rows there.
-    fn given(&self, device: &CudaDevice, job: &Job) -> Result<Option<(Arc<Given>, usize)>> {
+    fn given(&self, device: &CudaDevice, job: &Job) -> Result<Option<(Arc<ExactValues>, usize)>> {
         let Some(directions) = self.rows.directions() else { return Ok(None) };
         if let Some((whole, first)) = &self.whole {
             let of_whole = lock(&whole.given).clone();
@@ -42,7 +42,7 @@ impl CudaRows {
                 return Ok(Some((given, *first)));
             }
         }
-        let make = || Given::of(device, &self.rows, directions, job);
+        let make = || ExactValues::of(device, &self.rows, directions, job);
         Ok(Some((get_or_make(&self.layouts.given, make)?, 0)))
     }
 }
@@ -52,12 +52,12 @@ struct ExactRows {
     rows: usize,
     dim: usize,
     /// The panels with these rows, their layout, and the position of the first row.
-    panels: Arc<Panels>,
+    panels: Arc<RowPanels>,
     laid: Laid,
     first: usize,
     /// All layouts of the rows in these panels.
     layouts: Arc<Layouts>,
-    given: Option<(Arc<Given>, usize)>,
+    given: Option<(Arc<ExactValues>, usize)>,
 }
 
 impl ExactRows {
@@ -83,7 +83,7 @@ impl ExactRows {
     /// The rows from `first` on in the panels of a base.
     fn new(
         rows: &CudaRows,
-        (panels, layouts, first): (Arc<Panels>, Arc<Layouts>, usize),
+        (panels, layouts, first): (Arc<RowPanels>, Arc<Layouts>, usize),
         device: &CudaDevice,
         job: &Job,
     ) -> Result<Self> {
@@ -97,7 +97,7 @@ impl ExactRows {
     fn plain(
         &self,
         (gpu, memory): (&Gpu, &Arc<Memory>),
-        kernels: &Kernels,
+        kernels: &SearchKernels,
         pairs: usize,
     ) -> Result<Option<Arc<Plain>>> {
         if self.given.as_ref().is_some_and(|(given, _)| given.has_vectors) {
@@ -123,7 +123,7 @@ impl ExactRows {
     }
 
     /// The layout in which the definition reads the rows.
-    fn side<'a>(&'a self, plain: Option<&'a Plain>) -> Side<'a> {
+    fn side<'a>(&'a self, plain: Option<&'a Plain>) -> ExactSide<'a> {
         let given = self.given.as_ref().map(|(given, first)| (given, *first));
         let (values, dim, laid, first) = match (given, plain) {
             (Some((given, first)), _) if given.has_vectors => {
@@ -134,7 +134,7 @@ impl ExactRows {
             _ => ((&self.panels.buffer, 0), self.panels.stored_dim, self.laid, self.first),
         };
         let directions = given.map(|(given, first)| (&given.buffer, first * DIRECTION_BYTES));
-        Side { values, dim, laid, first, rows: self.rows, directions }
+        ExactSide { values, dim, laid, first, rows: self.rows, directions }
     }
 
     /// Makes the compute stream wait for all layouts.
@@ -194,7 +194,7 @@ impl Exact {
     pub(super) fn rank(
         &mut self,
         device: (&Gpu, &Arc<Memory>),
-        (kernels, lists): (&Kernels, &mut Lists),
+        (kernels, lists): (&SearchKernels, &mut ListBuffers),
         per_list: usize,
         (throttle, job): (&mut LaunchThrottle, &Job),
     ) -> Result<()> {
@@ -216,7 +216,7 @@ impl Exact {
             let work = some.1 as f64 * of_a_pair;
             throttle.launched(&gpu.compute, rate, work, Counted::Exactly)?;
         }
-        let room = Kernels::room_to_rank(per_list);
+        let room = SearchKernels::room_to_rank(per_list);
         let of_a_list = (room as u32 * room.ilog2() * (room.ilog2() + 1) / 2) as f64;
         let rate = kernels.merge_rate(lists);
         let together = ((rate.of_a_launch() / of_a_list) as usize).max(LEAST_MERGED);

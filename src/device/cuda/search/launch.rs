@@ -14,7 +14,7 @@ use cudarc::driver::{
 };
 
 use super::passes::PANEL;
-use super::spec::{Spec, entry_bytes, real_bytes, scalar_bytes};
+use super::spec::{SearchKernelSpec, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
     Limits, Rate, address, allow_shared, check_size, config, function,
@@ -35,10 +35,10 @@ pub(super) const LEAST_MERGED: usize = 64;
 pub(super) const WARPS: usize = 8;
 pub(super) const WARPS_SHARED: usize = 32 << 10;
 
-/// The kernels of one [`Spec`], loaded on a device.
+/// The kernels of one [`SearchKernelSpec`], loaded on a device.
 #[derive(Debug)]
-pub(super) struct Kernels {
-    spec: Spec,
+pub(super) struct SearchKernels {
+    spec: SearchKernelSpec,
     pub(super) shared_limit: usize,
     pub(super) multiprocessors: usize,
     pack: CudaFunction,
@@ -87,7 +87,7 @@ pub(super) struct Piece {
 }
 
 /// The lists of a block of queries. See `Lists` in `kernels/search/merge.cuh`.
-pub(super) struct Lists {
+pub(super) struct ListBuffers {
     pub(super) queries: usize,
     pub(super) k: usize,
     pub(super) slots: usize,
@@ -143,18 +143,19 @@ const MERGE_PENALTIES: [f64; 2] = [40.0, 320.0];
 pub(super) const FETCH_PENALTY: f64 = 32.0;
 
 /// The maximum multiply-adds per cycle of a multiprocessor, of the elements of a spec.
-pub(super) fn per_cycle(spec: &Spec, limits: &Limits) -> f64 {
+pub(super) fn per_cycle(spec: &SearchKernelSpec, limits: &Limits) -> f64 {
     PER_CYCLE / if spec.kind() == ElementKind::F64 { limits.double_penalty } else { 1.0 }
 }
 
-impl Kernels {
+impl SearchKernels {
     /// The kernels for such rows and a metric, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, spec: Spec) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, Spec), Kernels>> = LazyLock::new(Once::default);
+    pub(super) fn get(gpu: &Gpu, spec: SearchKernelSpec) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, SearchKernelSpec), SearchKernels>> =
+            LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
     }
 
-    fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
+    fn load(gpu: &Gpu, spec: SearchKernelSpec) -> Result<Self> {
         let modules =
             gpu.load_all(&[spec.program("search.cu"), spec.program("search_lists.cu")])?;
         let [module, lists] = &modules[..] else { unreachable!("a module for each program") };
@@ -210,13 +211,13 @@ impl Kernels {
     }
 
     /// Entries × steps of the sort per second, for such lists.
-    pub(super) fn merge_rate(&self, lists: &Lists) -> &Arc<Rate> {
+    pub(super) fn merge_rate(&self, lists: &ListBuffers) -> &Arc<Rate> {
         let in_place = lists.slots * entry_bytes(self.spec.kind()) > self.shared_limit;
         &self.merge_rates[usize::from(in_place)]
     }
 
     /// The compile-time parameters of the kernels.
-    pub(super) fn spec(&self) -> &Spec {
+    pub(super) fn spec(&self) -> &SearchKernelSpec {
         &self.spec
     }
 
@@ -259,7 +260,11 @@ impl Kernels {
     }
 
     /// Empties lists.
-    pub(super) fn clear_lists(&self, stream: &Arc<CudaStream>, lists: &mut Lists) -> Result<()> {
+    pub(super) fn clear_lists(
+        &self,
+        stream: &Arc<CudaStream>,
+        lists: &mut ListBuffers,
+    ) -> Result<()> {
         self.check(lists);
         let (queries, k, slots) = (lists.queries as u32, lists.k as u32, lists.slots as u32);
         let places = lists.queries.next_multiple_of(PANEL);
@@ -281,7 +286,7 @@ impl Kernels {
         &self,
         stream: &Arc<CudaStream>,
         (queries, base): (&Buffer, &Buffer),
-        lists: &mut Lists,
+        lists: &mut ListBuffers,
         pass: &Pass,
         wanted: Option<&Buffer>,
     ) -> Result<()> {
@@ -303,7 +308,7 @@ impl Kernels {
         Ok(())
     }
 
-    pub(super) fn scan_grid(&self, lists: &Lists, splits: usize) -> LaunchConfig {
+    pub(super) fn scan_grid(&self, lists: &ListBuffers, splits: usize) -> LaunchConfig {
         let threads = if self.spec.kind() == ElementKind::F64 { 512 } else { 256 };
         let mut grid = config(lists.queries.div_ceil(PANEL), threads, self.scan_shared());
         grid.grid_dim.1 = splits as u32;
@@ -315,7 +320,7 @@ impl Kernels {
     pub(super) fn merge(
         &self,
         stream: &Arc<CudaStream>,
-        lists: &mut Lists,
+        lists: &mut ListBuffers,
         pass: &Pass,
         (first, count): (usize, usize),
         wanted: Option<&Buffer>,
@@ -345,7 +350,7 @@ impl Kernels {
     /// The fastest merge for lists of this size.
     fn merge_variant(
         &self,
-        lists: &Lists,
+        lists: &ListBuffers,
         queries: usize,
     ) -> (&CudaFunction, &'static str, LaunchConfig) {
         let bytes = lists.slots * entry_bytes(self.spec.kind());
@@ -392,7 +397,7 @@ impl Kernels {
     pub(super) fn gather(
         &self,
         stream: &Arc<CudaStream>,
-        lists: &Lists,
+        lists: &ListBuffers,
         per_query: usize,
         rows: &mut Buffer,
         distances: &mut Buffer,
@@ -416,7 +421,7 @@ impl Kernels {
     }
 
     /// Checks the sizes that every kernel on lists relies on.
-    pub(super) fn check(&self, lists: &Lists) {
+    pub(super) fn check(&self, lists: &ListBuffers) {
         let padded = lists.queries.next_multiple_of(PANEL);
         let kind = self.spec.kind();
         assert!(lists.k >= 1 && lists.slots >= lists.k + PANEL && lists.slots.is_power_of_two());
@@ -430,7 +435,13 @@ impl Kernels {
     }
 
     /// Checks the sizes that every kernel on a pass relies on.
-    pub(super) fn check_pass(&self, queries: &Buffer, base: &Buffer, lists: &Lists, pass: &Pass) {
+    pub(super) fn check_pass(
+        &self,
+        queries: &Buffer,
+        base: &Buffer,
+        lists: &ListBuffers,
+        pass: &Pass,
+    ) {
         self.check(lists);
         let scalar = scalar_bytes(self.spec.kind());
         let panel = PANEL * pass.dim as usize;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::launch_buckets::{BucketKernels, Own, Taken};
+use super::launch_buckets::{BucketKernels, BucketLists, DeviceSelfRows};
 use super::spec::{JOINING, LANES, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::launch::{address, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
@@ -15,7 +15,7 @@ use crate::error::Result;
 /// Threads of a block of `take_lists` and `close_gaps`.
 const TAKING: usize = 256;
 
-/// Lists whose lengths a block sums, and a thread.
+/// ListBuffers whose lengths a block sums, and a thread.
 const ADDING: usize = 4096;
 const OF_A_THREAD: usize = 4;
 
@@ -130,8 +130,8 @@ impl BucketKernels {
         &self,
         stream: &Arc<CudaStream>,
         (joining, joined): (&JoinedTables<'_>, &JoinedLists),
-        (own, queries): (&Own, usize),
-        to: &mut Taken,
+        (own, queries): (&DeviceSelfRows, usize),
+        to: &mut BucketLists,
     ) -> Result<()> {
         let (k, kind) = (joined.k, self.spec().kind());
         to.check((queries, k), kind);
@@ -155,7 +155,7 @@ impl BucketKernels {
             None => launch.arg(&null),
         };
         launch.arg(to.work.slice_mut()).arg(&own).arg(&count).arg(&table_rows).arg(&tables);
-        // SAFETY: `own` has a range for each row and table, `work` is as `Taken::check` has it, and
+        // SAFETY: `own` has a range for each row and table, `work` is as `BucketLists::check` has it, and
         // `compared`, if it is there, has an element for each row, as it was made; queries are base
         // rows, as the caller has checked.
         unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
@@ -167,7 +167,7 @@ impl BucketKernels {
     pub(super) fn add_up_lists(
         &self,
         stream: &Arc<CudaStream>,
-        (taken, queries): (&Taken, usize),
+        (taken, queries): (&BucketLists, usize),
         starts: &mut Buffer,
     ) -> Result<()> {
         check_size(&taken.counts, queries, 4);
@@ -189,7 +189,7 @@ impl BucketKernels {
     pub(super) fn close_gaps(
         &self,
         stream: &Arc<CudaStream>,
-        (taken, queries, k): (&Taken, usize, usize),
+        (taken, queries, k): (&BucketLists, usize, usize),
         (starts, all): (&Buffer, usize),
         (found, distances): (&mut Buffer, &mut Buffer),
     ) -> Result<()> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
 use super::launch::{FETCH_PENALTY, per_cycle};
-use super::spec::{Spec, entry_bytes, real_bytes, scalar_bytes};
+use super::spec::{SearchKernelSpec, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
     Rate, address, allow_shared, check_size, config, function,
@@ -71,16 +71,16 @@ assert_layout!(BucketSearch, 64, {
 const NOBODY: u32 = u32::MAX;
 
 /// The base rows that are the queries.
-pub(super) enum Own {
+pub(super) enum DeviceSelfRows {
     /// Queries are not base rows.
-    Nobody,
+    Separate,
     /// This row and its successors.
     From(u32),
     /// The listed rows, of u32.
     Each(Buffer),
 }
 
-impl Own {
+impl DeviceSelfRows {
     /// The rows of `queries` queries, each one of `base_rows` rows, as an argument of kernels.
     pub(super) fn on_device(
         &self,
@@ -88,7 +88,7 @@ impl Own {
         (queries, rows): (usize, usize),
     ) -> OwnRowsOnDevice {
         let (listed, first) = match self {
-            Self::Nobody => (0, NOBODY),
+            Self::Separate => (0, NOBODY),
             Self::From(first) => {
                 assert!(*first as usize + queries <= rows);
                 (0, *first)
@@ -103,7 +103,7 @@ impl Own {
 }
 
 /// A search in buckets, on the device.
-pub(super) struct InBuckets {
+pub(super) struct BucketSearchBuffers {
     pub(super) queries: usize,
     pub(super) base_rows: usize,
     /// Elements of a row.
@@ -114,17 +114,17 @@ pub(super) struct InBuckets {
     /// Warps with a bit field.
     pub(super) workers: usize,
     /// The buckets that queries probe.
-    pub(super) buckets: Lookup,
-    pub(super) own: Own,
+    pub(super) buckets: BucketLookup,
+    pub(super) own: DeviceSelfRows,
     /// A bit for each base row that is left out, in words of 64.
     pub(super) left_out: Option<Buffer>,
     /// A bit for each base row and warp; all zero.
     pub(super) seen: Buffer,
-    pub(super) taken: Taken,
+    pub(super) taken: BucketLists,
 }
 
 /// The lists of queries.
-pub(super) struct Taken {
+pub(super) struct BucketLists {
     /// Per query `k` rows and distances, and the number of neighbours.
     pub(super) found: Buffer,
     pub(super) distances: Buffer,
@@ -135,7 +135,7 @@ pub(super) struct Taken {
 }
 
 /// The buckets that queries probe, as ranges of two u32 each.
-pub(super) enum Lookup {
+pub(super) enum BucketLookup {
     /// The query's own bucket in each table.
     Own,
     /// The number of ranges; the ranges; and per query and table the position of its first range,
@@ -156,7 +156,7 @@ pub(super) struct OwnBuckets<'a> {
     pub(super) first_bucket: &'a Buffer,
 }
 
-impl InBuckets {
+impl BucketSearchBuffers {
     /// 32-bit words of a warp's bit field.
     pub(super) fn words(base_rows: usize) -> usize {
         base_rows.div_ceil(32)
@@ -165,8 +165,8 @@ impl InBuckets {
     /// Ranges per query and table, if all have the same number.
     fn probes(&self) -> usize {
         match self.buckets {
-            Lookup::Given(count, _, None) => count / (self.queries * self.tables.1).max(1),
-            Lookup::Given(..) | Lookup::Own => 1,
+            BucketLookup::Given(count, _, None) => count / (self.queries * self.tables.1).max(1),
+            BucketLookup::Given(..) | BucketLookup::Own => 1,
         }
     }
 
@@ -178,8 +178,8 @@ impl InBuckets {
         check_size(&self.seen, workers * Self::words(base_rows), 4);
         self.taken.check((queries, k), kind);
         match &self.buckets {
-            Lookup::Own => assert!(!matches!(self.own, Own::Nobody)),
-            Lookup::Given(count, ranges, starts) => {
+            BucketLookup::Own => assert!(!matches!(self.own, DeviceSelfRows::Separate)),
+            BucketLookup::Given(count, ranges, starts) => {
                 check_size(ranges, *count, 8);
                 match starts {
                     Some(starts) => check_size(starts, queries * looked_at + 1, 4),
@@ -190,7 +190,7 @@ impl InBuckets {
     }
 }
 
-impl Taken {
+impl BucketLists {
     /// Checks the sizes of all buffers.
     pub(super) fn check(&self, (queries, k): (usize, usize), kind: ElementKind) {
         check_size(&self.found, queries * k, 4);
@@ -200,10 +200,10 @@ impl Taken {
     }
 }
 
-/// The kernels of searches in LSH buckets, of one [`Spec`], loaded on a device.
+/// The kernels of searches in LSH buckets, of one [`SearchKernelSpec`], loaded on a device.
 #[derive(Debug)]
 pub(super) struct BucketKernels {
-    spec: Spec,
+    spec: SearchKernelSpec,
     shared_limit: usize,
     pub(super) multiprocessors: usize,
     nearest_in_buckets: CudaFunction,
@@ -226,12 +226,13 @@ const JOIN_PENALTY: f64 = 2.0;
 
 impl BucketKernels {
     /// The kernels for such rows and a metric, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, spec: Spec) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, Spec), BucketKernels>> = LazyLock::new(Once::default);
+    pub(super) fn get(gpu: &Gpu, spec: SearchKernelSpec) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, SearchKernelSpec), BucketKernels>> =
+            LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
     }
 
-    fn load(gpu: &Gpu, spec: Spec) -> Result<Self> {
+    fn load(gpu: &Gpu, spec: SearchKernelSpec) -> Result<Self> {
         let module = gpu.load(&spec.program("search_buckets.cu"))?;
         let (limits, function) = (&gpu.limits, |name| function(&module, name));
         let per_cycle = per_cycle(&spec, limits);
@@ -256,7 +257,7 @@ impl BucketKernels {
     }
 
     /// The compile-time parameters of the kernels.
-    pub(super) fn spec(&self) -> &Spec {
+    pub(super) fn spec(&self) -> &SearchKernelSpec {
         &self.spec
     }
 
@@ -280,38 +281,39 @@ impl BucketKernels {
         stream: &Arc<CudaStream>,
         (queries, base): (&Buffer, &Buffer),
         (rows, own): (&Buffer, Option<&Buffer>),
-        (search, some): (&mut InBuckets, Range<usize>),
+        (search, some): (&mut BucketSearchBuffers, Range<usize>),
     ) -> Result<()> {
         let Some((slots, warps)) = self.warps_of_block(search.k) else {
             unreachable!("the entries of a warp fit")
         };
         let kind = self.spec().kind();
-        let InBuckets { dim, k, base_rows, workers, tables: (_, looked_at), .. } = *search;
+        let BucketSearchBuffers { dim, k, base_rows, workers, tables: (_, looked_at), .. } =
+            *search;
         check_size(queries, search.queries * dim, scalar_bytes(kind));
         check_size(base, base_rows * dim, scalar_bytes(kind));
         check_size(rows, search.tables.0 * base_rows, 4);
         assert!(some.end <= search.queries && k > 0);
         search.check(kind);
         let (ranges, starts) = match (&search.buckets, own) {
-            (Lookup::Given(_, ranges, starts), _) => (ranges, starts.as_ref()),
-            (Lookup::Own, Some(own)) => {
+            (BucketLookup::Given(_, ranges, starts), _) => (ranges, starts.as_ref()),
+            (BucketLookup::Own, Some(own)) => {
                 check_size(own, search.tables.0 * base_rows, 8);
                 (own, None)
             }
-            (Lookup::Own, None) => unreachable!("rows have buckets of their own"),
+            (BucketLookup::Own, None) => unreachable!("rows have buckets of their own"),
         };
         let blocks = (workers / warps).min(some.len().div_ceil(warps));
         assert!(blocks > 0);
         let given = BucketSearch {
             table_rows: base_rows as u64,
-            words: InBuckets::words(base_rows) as u64,
+            words: BucketSearchBuffers::words(base_rows) as u64,
             first: some.start as u32,
             end: some.end as u32,
             tables: looked_at as u32,
             dim: dim as u32,
             k: k as u32,
             slots: slots as u32,
-            is_own: u32::from(matches!(search.buckets, Lookup::Own)),
+            is_own: u32::from(matches!(search.buckets, BucketLookup::Own)),
             probes: search.probes() as u32,
             own: search.own.on_device(stream, (search.queries, base_rows)),
         };
@@ -324,7 +326,7 @@ impl BucketKernels {
                 None => launch.arg(&null),
             };
         }
-        let Taken { found, distances, counts, work } = &mut search.taken;
+        let BucketLists { found, distances, counts, work } = &mut search.taken;
         launch.arg(search.seen.slice_mut()).arg(found.slice_mut()).arg(distances.slice_mut());
         launch.arg(counts.slice_mut()).arg(work.slice_mut()).arg(&given);
         let shared = warps * slots * entry_bytes(kind);

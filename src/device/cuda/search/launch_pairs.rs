@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
-use super::launch::{Kernels, Lists, WARPS, WARPS_SHARED};
+use super::launch::{ListBuffers, SearchKernels, WARPS, WARPS_SHARED};
 use super::passes::PANEL;
 use super::spec::{entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::launch::{address, check_size, config};
@@ -41,7 +41,7 @@ pub(super) struct Pairs {
 }
 
 /// Rows of f32 of one side, as the definition of a distance reads them.
-pub(super) struct Side<'a> {
+pub(super) struct ExactSide<'a> {
     /// The values, from this byte on, and the dimension of rows.
     pub(super) values: (&'a Buffer, usize),
     pub(super) dim: usize,
@@ -105,7 +105,7 @@ assert_layout!(SideOnDevice, 40, {
     values: 0, directions: 8, first: 16, dim: 24, step: 28, dealt_to: 32, negated: 36,
 });
 
-impl Side<'_> {
+impl ExactSide<'_> {
     /// # Panics
     /// If there are not as many rows in the buffers.
     fn on_device(&self, stream: &Arc<CudaStream>) -> SideOnDevice {
@@ -134,7 +134,7 @@ impl Side<'_> {
     }
 }
 
-impl Kernels {
+impl SearchKernels {
     /// The distances of some pairs of a query and a base row.
     pub(super) fn among(
         &self,
@@ -180,8 +180,8 @@ impl Kernels {
     pub(super) fn measure_lists(
         &self,
         stream: &Arc<CudaStream>,
-        (queries, base): (&Side<'_>, &Side<'_>),
-        lists: &mut Lists,
+        (queries, base): (&ExactSide<'_>, &ExactSide<'_>),
+        lists: &mut ListBuffers,
         (first, count): (usize, usize),
         measured: &Measured,
     ) -> Result<()> {
@@ -219,7 +219,7 @@ impl Kernels {
     pub(super) fn rank_lists(
         &self,
         stream: &Arc<CudaStream>,
-        lists: &Lists,
+        lists: &ListBuffers,
         (first, count): (usize, usize),
         measured: &Measured,
         to: &mut Ranked,

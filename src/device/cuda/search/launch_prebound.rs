@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, PushKernelArg};
 
-use super::launch::{Kernels, Lists, Pass};
+use super::launch::{ListBuffers, Pass, SearchKernels};
 use super::passes::PANEL;
 use super::spec::real_bytes;
 use crate::device::cuda::driver::launch::{check_size, config};
@@ -16,10 +16,10 @@ use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 
-impl Kernels {
+impl SearchKernels {
     /// The number of parts into which the panels that bound lists are cut, so that all
     /// multiprocessors are busy.
-    pub(super) fn bounding_splits(&self, lists: &Lists, visits: usize) -> usize {
+    pub(super) fn bounding_splits(&self, lists: &ListBuffers, visits: usize) -> usize {
         (2 * self.multiprocessors).div_ceil(lists.queries.div_ceil(PANEL)).clamp(1, visits)
     }
 
@@ -29,7 +29,7 @@ impl Kernels {
         &self,
         stream: &Arc<CudaStream>,
         (queries, base): (&Buffer, &Buffer),
-        (lists, least): (&mut Lists, &mut Buffer),
+        (lists, least): (&mut ListBuffers, &mut Buffer),
         pass: &Pass,
     ) -> Result<()> {
         self.check_pass(queries, base, lists, pass);
@@ -55,7 +55,7 @@ impl Kernels {
     pub(super) fn lengthen_lists(
         &self,
         stream: &Arc<CudaStream>,
-        lists: &mut Lists,
+        lists: &mut ListBuffers,
         (have, want): (usize, usize),
     ) -> Result<()> {
         self.check(lists);
@@ -77,7 +77,7 @@ impl Kernels {
     pub(super) fn find_short(
         &self,
         stream: &Arc<CudaStream>,
-        lists: &mut Lists,
+        lists: &mut ListBuffers,
         pass: &Pass,
     ) -> Result<()> {
         self.check(lists);
@@ -101,7 +101,7 @@ impl Kernels {
         stream: &Arc<CudaStream>,
         queries: &Buffer,
         base: &Buffer,
-        lists: &mut Lists,
+        lists: &mut ListBuffers,
         pass: &Pass,
     ) -> Result<()> {
         self.check_pass(queries, base, lists, pass);

@@ -9,9 +9,9 @@ use cudarc::driver::CudaEvent;
 
 use super::exact::Exact;
 use super::filter::{self, Filtering};
-use super::launch::{Kernels, LEAST_MERGED, Lists, Pass};
+use super::launch::{LEAST_MERGED, ListBuffers, Pass, SearchKernels};
 use super::passes::{self, PANEL, PassKind, SearchPasses};
-use super::rows::{Panels, wait_for};
+use super::rows::{RowPanels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::contract::{Distances, Enough, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cuda::device::{CudaDevice, PairStrategy};
@@ -36,8 +36,8 @@ const NOT_A_SELF_JOIN: u64 = 1 << 32;
 
 /// The neighbours found so far.
 pub(super) struct Search {
-    kernels: Arc<Kernels>,
-    lists: Lists,
+    kernels: Arc<SearchKernels>,
+    lists: ListBuffers,
     /// Base rows offered so far, and whether queries are base rows.
     offered: u64,
     is_self_join: bool,
@@ -68,13 +68,13 @@ impl Search {
     pub(super) fn new(
         gpu: &Gpu,
         memory: &Arc<Memory>,
-        (kernels, rows): (Arc<Kernels>, usize),
+        (kernels, rows): (Arc<SearchKernels>, usize),
         k: usize,
     ) -> Result<Self> {
         let (kind, slots) = (kernels.spec().kind(), passes::slots(k));
         let padded = rows.next_multiple_of(PANEL);
         let buffer = |count: usize, bytes: usize| memory.allocate(&gpu.compute, count * bytes);
-        let mut lists = Lists {
+        let mut lists = ListBuffers {
             queries: rows,
             k,
             slots,
@@ -104,8 +104,8 @@ impl Search {
     pub(super) fn add(
         &mut self,
         device: &CudaDevice,
-        queries: &Panels,
-        base: &Panels,
+        queries: &RowPanels,
+        base: &RowPanels,
         pairing: &Pairing<'_>,
         job: &Job,
     ) -> Result<()> {
@@ -130,8 +130,8 @@ impl Search {
     fn run_passes(
         &mut self,
         device: &CudaDevice,
-        queries: &Panels,
-        base: &Panels,
+        queries: &RowPanels,
+        base: &RowPanels,
         pairing: &Pairing<'_>,
         job: &Job,
     ) -> Result<()> {
@@ -182,7 +182,7 @@ impl Search {
     fn bound(
         &mut self,
         device: &CudaDevice,
-        (queries, base): (&Panels, &Panels),
+        (queries, base): (&RowPanels, &RowPanels),
         pass: &Pass,
     ) -> Result<()> {
         let (compute, lists) = (&device.gpu.compute, &mut self.lists);
@@ -198,7 +198,7 @@ impl Search {
     fn scan(
         &mut self,
         gpu: &Gpu,
-        (queries, base): (&Panels, &Panels),
+        (queries, base): (&RowPanels, &RowPanels),
         (pass, visits): (&mut Pass, &Range<usize>),
         wanted: Option<&Buffer>,
         job: &Job,
@@ -221,7 +221,7 @@ impl Search {
     fn search_again(
         &mut self,
         gpu: &Gpu,
-        (queries, base): (&Panels, &Panels),
+        (queries, base): (&RowPanels, &RowPanels),
         (pass, visits): (&mut Pass, &Range<usize>),
         penalty: f64,
         job: &Job,
@@ -243,8 +243,8 @@ impl Search {
     fn filtering(
         &self,
         device: &CudaDevice,
-        queries: &Panels,
-        base: &Panels,
+        queries: &RowPanels,
+        base: &RowPanels,
     ) -> Result<Option<Filtering>> {
         let CudaDevice { gpu, memory, pair_strategy } = device;
         let spec = self.kernels.spec();
@@ -283,7 +283,7 @@ impl Search {
 
     /// The parameters shared by all passes of a call. Only lists by the definition need not keep
     /// every neighbour: their bound on sums says up to which distance they are complete.
-    fn pass(&self, base: &Panels, pairing: &Pairing<'_>) -> Pass {
+    fn pass(&self, base: &RowPanels, pairing: &Pairing<'_>) -> Pass {
         let panels = passes::panels(base.rows);
         let enough = pairing.enough.filter(|_| self.exact.is_some());
         let limits = enough.map_or([0.0; 3], Enough::limits::<f32>);

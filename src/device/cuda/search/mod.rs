@@ -6,7 +6,7 @@
 //! | `buckets`, `launch_buckets` | searches in LSH buckets |
 //! | `tables` | LSH tables, built on the GPU or sent |
 //! | `bucket_self_join`, `launch_bucket_self_join` | self-joins of LSH buckets |
-//! | `exact`, `given` | lists by the definition, and the values that it reads |
+//! | `exact`, `exact_values` | lists by the definition, and the values that it reads |
 //! | `rows` | rows and their layouts on the GPU |
 //! | `launch_prebound` | launches that set and repair thresholds, and extend lists |
 //! | `lists` | the lists of a block of queries, from empty to downloaded |
@@ -22,8 +22,8 @@ mod bucket_self_join;
 mod buckets;
 mod contract_impl;
 mod exact;
+mod exact_values;
 mod filter;
-mod given;
 mod launch;
 mod launch_bucket_self_join;
 mod launch_buckets;

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaEvent;
 
+use super::exact_values::ExactValues;
 use super::filter::{InPanels, PackedBase};
-use super::given::Given;
-use super::launch::{Kernels, Piece};
+use super::launch::{Piece, SearchKernels};
 use super::launch_buckets::BucketKernels;
 use super::passes::{PANEL, panels};
-use super::spec::{Spec, device_dim, scalar_bytes};
+use super::spec::{SearchKernelSpec, device_dim, scalar_bytes};
 use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::Buffer;
@@ -34,10 +34,10 @@ pub struct CudaRows {
 /// The layouts of some rows.
 #[derive(Default)]
 pub(super) struct Layouts {
-    pub(super) base: Slot<Panels>,
-    queries: Slot<Panels>,
-    pub(super) plain: Slot<Plain>,
-    pub(super) given: Slot<Given>,
+    pub(super) base: LayoutSlot<RowPanels>,
+    queries: LayoutSlot<RowPanels>,
+    pub(super) plain: LayoutSlot<Plain>,
+    pub(super) given: LayoutSlot<ExactValues>,
 }
 
 impl Layouts {
@@ -49,11 +49,11 @@ impl Layouts {
     }
 }
 
-pub(super) type Slot<T> = Mutex<Option<Arc<T>>>;
+pub(super) type LayoutSlot<T> = Mutex<Option<Arc<T>>>;
 
 /// Rows in panels on the device.
-pub(super) struct Panels {
-    pub(super) kernels: Arc<Kernels>,
+pub(super) struct RowPanels {
+    pub(super) kernels: Arc<SearchKernels>,
     pub(super) buffer: Buffer,
     pub(super) rows: usize,
     pub(super) stored_dim: usize,
@@ -63,7 +63,7 @@ pub(super) struct Panels {
     transfer: Mutex<Option<Transfer>>,
     /// The same rows packed for products, once they are needed; none if the filter is of no use for
     /// them.
-    packed: Slot<Option<Arc<PackedBase>>>,
+    packed: LayoutSlot<Option<Arc<PackedBase>>>,
 }
 
 /// Rows on the device in row-major order.
@@ -73,7 +73,7 @@ pub(super) struct Plain {
     pub(super) ready: CudaEvent,
 }
 
-impl Panels {
+impl RowPanels {
     /// The rows, as input of packing.
     pub(super) fn rows(&self) -> InPanels<'_> {
         InPanels { buffer: &self.buffer, rows: self.rows, dim: self.stored_dim }
@@ -103,7 +103,7 @@ impl Panels {
 
 /// The side of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum PanelLayout {
     /// Dealt out to panels in runs; see `kernels/search/lists.cuh`.
     Base,
     /// Filling panels in order, negated where the sum asks for it.
@@ -112,7 +112,10 @@ enum Side {
 
 /// The value of a slot, made if it is empty. Two callers may both make it, as no lock is held
 /// meanwhile.
-pub(super) fn get_or_make<T>(slot: &Slot<T>, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+pub(super) fn get_or_make<T>(
+    slot: &LayoutSlot<T>,
+    make: impl FnOnce() -> Result<T>,
+) -> Result<Arc<T>> {
     let found = lock(slot).clone();
     match found {
         Some(made) => Ok(made),
@@ -138,12 +141,12 @@ impl CudaRows {
     }
 
     /// The layout of a base.
-    pub(super) fn base(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Panels>> {
-        get_or_make(&self.layouts.base, || self.upload(device, Side::Base, job))
+    pub(super) fn base(&self, device: &CudaDevice, job: &Job) -> Result<Arc<RowPanels>> {
+        get_or_make(&self.layouts.base, || self.upload(device, PanelLayout::Base, job))
     }
 
     /// The layout of queries, made from that of the base if the device has it.
-    pub(super) fn queries(&self, device: &CudaDevice, job: &Job) -> Result<Arc<Panels>> {
+    pub(super) fn queries(&self, device: &CudaDevice, job: &Job) -> Result<Arc<RowPanels>> {
         let negate = self.metric.sum() == Sum::Products;
         get_or_make(&self.layouts.queries, || {
             let (whole, first) = match &self.whole {
@@ -153,21 +156,21 @@ impl CudaRows {
             let base = lock(&whole.base).clone();
             match base {
                 Some(base) => base.queries_of(device, first, self.rows.len(), negate),
-                None => self.upload(device, Side::Queries { negate }, job),
+                None => self.upload(device, PanelLayout::Queries { negate }, job),
             }
         })
     }
 
     /// The kernels that compare these rows.
-    pub(super) fn kernels(&self, gpu: &Gpu) -> Result<Arc<Kernels>> {
+    pub(super) fn kernels(&self, gpu: &Gpu) -> Result<Arc<SearchKernels>> {
         let matrix = self.rows.matrix();
-        Kernels::get(gpu, Spec::of_rows(matrix.kind(), self.metric, matrix.dim()))
+        SearchKernels::get(gpu, SearchKernelSpec::of_rows(matrix.kind(), self.metric, matrix.dim()))
     }
 
     /// The kernels that compare these rows in LSH buckets.
     pub(super) fn bucket_kernels(&self, gpu: &Gpu) -> Result<Arc<BucketKernels>> {
         let matrix = self.rows.matrix();
-        BucketKernels::get(gpu, Spec::of_rows(matrix.kind(), self.metric, matrix.dim()))
+        BucketKernels::get(gpu, SearchKernelSpec::of_rows(matrix.kind(), self.metric, matrix.dim()))
     }
 
     /// The rows in row-major order.
@@ -180,7 +183,7 @@ impl CudaRows {
     }
 
     /// Packs rows into panels as they arrive.
-    fn upload(&self, device: &CudaDevice, side: Side, job: &Job) -> Result<Panels> {
+    fn upload(&self, device: &CudaDevice, side: PanelLayout, job: &Job) -> Result<RowPanels> {
         let CudaDevice { gpu, memory, .. } = device;
         let kernels = self.kernels(gpu)?;
         let (rows, matrix) = (&self.rows, self.rows.matrix());
@@ -195,8 +198,8 @@ impl CudaRows {
         let zeros = uploader.stream().memset_zeros(buffer.slice_mut());
         zeros.map_err(failed("cuMemsetD8Async"))?;
         let (deal_to, negate) = match side {
-            Side::Base => (panels(rows.len()), false),
-            Side::Queries { negate } => (0, negate),
+            PanelLayout::Base => (panels(rows.len()), false),
+            PanelLayout::Queries { negate } => (0, negate),
         };
         let bytes = bytes_of(rows)?;
         let all = pieces(rows.len(), dim, PIECE_BYTES / scalar).map(|(row, count, first, dims)| {
@@ -217,12 +220,12 @@ impl CudaRows {
         })?;
         let (end, ready) = (uploader.timestamp()?, uploader.timestamp()?);
         let transfer = Mutex::new(Some(Transfer { bytes: rows.bytes() as u64, begin, end }));
-        let packed = Slot::default();
-        Ok(Panels { kernels, buffer, rows: rows.len(), stored_dim, ready, transfer, packed })
+        let packed = LayoutSlot::default();
+        Ok(RowPanels { kernels, buffer, rows: rows.len(), stored_dim, ready, transfer, packed })
     }
 }
 
-impl Panels {
+impl RowPanels {
     /// Some base rows in the layout of queries, without another upload.
     fn queries_of(
         &self,
@@ -242,7 +245,15 @@ impl Panels {
         kernels.take_queries(&gpu.compute, base, &mut buffer, (first, rows), negate)?;
         let (end, ready) = (gpu.timestamp()?, gpu.timestamp()?);
         let transfer = Mutex::new(Some(Transfer { bytes: 0, begin, end }));
-        Ok(Self { kernels, buffer, rows, stored_dim, ready, transfer, packed: Slot::default() })
+        Ok(Self {
+            kernels,
+            buffer,
+            rows,
+            stored_dim,
+            ready,
+            transfer,
+            packed: LayoutSlot::default(),
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::device::contract::{Hashes, TableRows, TablesBuilt};
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
-use crate::device::cuda::hashing::{BuiltTables, Hashed};
+use crate::device::cuda::hashing::{Hashed, HashedTables};
 use crate::error::Result;
 use crate::job::Job;
 use crate::parallel::lock;
@@ -32,7 +32,7 @@ pub struct CudaTables {
 
 /// The origin of tables.
 enum Source {
-    Built(Box<BuiltTables>),
+    Built(Box<HashedTables>),
     Sent(Box<SentTables>),
 }
 
@@ -74,7 +74,7 @@ impl CudaTables {
         let plain = base.plain(device, job)?;
         wait_for(&device.gpu, &plain.ready)?;
         let rows = hashed(base, &plain.buffer);
-        let Some(built) = BuiltTables::new(device, (&rows, is_queried), hashes, job)? else {
+        let Some(built) = HashedTables::new(device, (&rows, is_queried), hashes, job)? else {
             return Ok(None);
         };
         let buckets: u64 = built.sizes.iter().map(|[buckets, ..]| buckets).sum();
@@ -155,7 +155,7 @@ impl CudaTables {
     }
 
     /// The tables, if they were built on the GPU.
-    pub(super) fn built(&self) -> Option<&BuiltTables> {
+    pub(super) fn built(&self) -> Option<&HashedTables> {
         match &self.source {
             Source::Built(built) => Some(built),
             Source::Sent(_) => None,

@@ -15,7 +15,7 @@ const ONE_CUT_IN: usize = 4096;
 const LARGEST: f64 = 127.0;
 
 /// Rows to choose from.
-pub(super) struct Input<'a> {
+pub(super) struct SeedingInput<'a> {
     pub(super) rows: &'a Rows,
     /// The same on the device.
     pub(super) uploaded: &'a Buffer,
@@ -24,7 +24,7 @@ pub(super) struct Input<'a> {
     pub(super) problem: &'a KMeansProblem,
 }
 
-impl Input<'_> {
+impl SeedingInput<'_> {
     pub(super) fn dim(&self) -> usize {
         self.rows.matrix().dim()
     }

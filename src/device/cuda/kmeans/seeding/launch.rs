@@ -1,5 +1,5 @@
 //! The launches of greedy k-means++ (Arthur & Vassilvitskii 2007), and the memory that they share.
-//! Kernels run in the order of one stream.
+//! SeedingKernels run in the order of one stream.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, LazyLock};
@@ -8,7 +8,7 @@ use cudarc::driver::{
     CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
-use super::input::Input;
+use super::input::SeedingInput;
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
@@ -60,7 +60,7 @@ const STATIC_BYTES: usize = 10 << 10;
 /// The same struct as in `kernels/seeding/shares.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct State {
+pub(super) struct StateOnDevice {
     scale: [f64; 2],
     largest: u64,
     stop: u32,
@@ -81,7 +81,7 @@ pub(super) enum Stop {
     AllChosen,
 }
 
-impl State {
+impl StateOnDevice {
     pub(super) fn stop(&self) -> Stop {
         match self.stop {
             0 => Stop::GoingOn,
@@ -99,7 +99,7 @@ impl State {
 /// Addresses on the device, and numbers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Seeding {
+struct SeedingOnDevice {
     state: u64,
     /// Row after row.
     rows: u64,
@@ -135,7 +135,7 @@ struct Seeding {
 /// Addresses on the device, and a number.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-struct Bounds {
+struct BoundsOnDevice {
     /// [`words`] per row, in whole units of 32 rows.
     words: u64,
     /// `count` of i32, and of f32.
@@ -147,26 +147,26 @@ struct Bounds {
 }
 
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for State {}
+unsafe impl DeviceRepr for StateOnDevice {}
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Seeding {}
+unsafe impl DeviceRepr for SeedingOnDevice {}
 // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Bounds {}
+unsafe impl DeviceRepr for BoundsOnDevice {}
 
-assert_layout!(State, 56, {
+assert_layout!(StateOnDevice, 56, {
     scale: 0, largest: 16, stop: 24, chosen: 28, scaled: 32, compared: 36, longest: 40, best: 44,
     is_owed: 48, padding: 52,
 });
-assert_layout!(Seeding, 128, {
+assert_layout!(SeedingOnDevice, 128, {
     state: 0, rows: 8, weights: 16, costs: 24, totals: 32, block_totals: 40, candidates: 48,
     chosen: 56, gains: 64, taken: 72, block_taken: 80, distances: 88, lowered: 96, random: 104,
     count: 112, k: 116, together: 120, blocks: 124,
 });
-assert_layout!(Bounds, 40, { words: 0, squares: 8, residuals: 16, centre: 24, inverse: 32 });
+assert_layout!(BoundsOnDevice, 40, { words: 0, squares: 8, residuals: 16, centre: 24, inverse: 32 });
 
 /// The kernels for rows of one kind, metric and dimension, loaded on a device.
 #[derive(Debug)]
-pub(super) struct Kernels {
+pub(super) struct SeedingKernels {
     dim: usize,
     multiprocessors: usize,
     begin: CudaFunction,
@@ -179,7 +179,7 @@ pub(super) struct Kernels {
     compare_bounds: CudaFunction,
 }
 
-impl Kernels {
+impl SeedingKernels {
     /// The kernels for such rows, compiled and loaded by the first caller.
     pub(super) fn get(
         gpu: &Gpu,
@@ -187,8 +187,8 @@ impl Kernels {
         metric: Metric,
         dim: usize,
     ) -> Result<Arc<Self>> {
-        type Name = (usize, ElementKind, Metric, usize);
-        static LOADED: LazyLock<Once<Name, Kernels>> = LazyLock::new(Once::default);
+        static LOADED: LazyLock<Once<(usize, ElementKind, Metric, usize), SeedingKernels>> =
+            LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, kind, metric, dim), || Self::load(gpu, kind, metric, dim))
     }
 
@@ -250,11 +250,11 @@ fn bounds_bytes(dim: usize, drawn: usize) -> usize {
 }
 
 /// The state of the steps, with all buffers that they need.
-pub(super) struct Workspace<'a> {
-    kernels: Arc<Kernels>,
+pub(super) struct SeedingWorkspace<'a> {
+    kernels: Arc<SeedingKernels>,
     stream: Arc<CudaStream>,
-    seeding: Seeding,
-    bounds: Bounds,
+    seeding: SeedingOnDevice,
+    bounds: BoundsOnDevice,
     /// The maximum number of candidates of a step.
     drawn: u32,
     state: Buffer,
@@ -264,12 +264,12 @@ pub(super) struct Workspace<'a> {
     _kept: Vec<Buffer>,
 }
 
-impl<'r> Workspace<'r> {
+impl<'r> SeedingWorkspace<'r> {
     /// Allocates memory for the steps after the first row, with their `random` numbers.
     pub(super) fn new(
         device: &CudaDevice,
-        kernels: Arc<Kernels>,
-        input: &Input<'r>,
+        kernels: Arc<SeedingKernels>,
+        input: &SeedingInput<'r>,
         (first, drawn, random): (u32, usize, &[u64]),
         job: &Job,
     ) -> Result<Self> {
@@ -287,13 +287,13 @@ impl<'r> Workspace<'r> {
             place
         };
         let allocate = |bytes: usize| device.memory.allocate(&stream, bytes);
-        let state = State { scale: [1.0; 2], compared: 1, ..State::default() };
+        let state = StateOnDevice { scale: [1.0; 2], compared: 1, ..StateOnDevice::default() };
         let (state, chosen) = (device.send(&[sys::bytes_of(&[state])], job)?, allocate(k * 4)?);
         let candidates: [u32; MOST_CANDIDATES] = std::array::from_fn(|_| first);
         let weights = input.weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
         let together = kernels.together(count, dim * element);
         let (parts, blocks) = (count.div_ceil(SHARE_ROWS), count.div_ceil(together));
-        let seeding = Seeding {
+        let seeding = SeedingOnDevice {
             state: address(&stream, &state),
             rows: address(&stream, input.uploaded),
             weights: weights.transpose()?.map_or(0, &mut keep),
@@ -313,7 +313,7 @@ impl<'r> Workspace<'r> {
             together: together as u32,
             blocks: blocks as u32,
         };
-        let mut bounds = Bounds::default();
+        let mut bounds = BoundsOnDevice::default();
         if dim > MOST_PAIRED {
             bounds.words = keep(allocate(count.next_multiple_of(32) * words(dim) * 4)?);
             bounds.squares = keep(allocate(count * 4)?);
@@ -396,8 +396,8 @@ impl<'r> Workspace<'r> {
     }
 
     /// The state after all launches. Waits for them.
-    pub(super) fn state(&self) -> Result<State> {
-        let read = sys::read::<State>(&self.stream, self.state.slice(), 1);
+    pub(super) fn state(&self) -> Result<StateOnDevice> {
+        let read = sys::read::<StateOnDevice>(&self.stream, self.state.slice(), 1);
         Ok(read.map_err(failed("cuMemcpyDtoHAsync"))?[0])
     }
 
@@ -440,7 +440,7 @@ impl<'r> Workspace<'r> {
     }
 
     /// # Safety
-    /// That of [`launch_more`](Self::launch_more), for a kernel that takes [`Seeding`] alone.
+    /// That of [`launch_more`](Self::launch_more), for a kernel that takes [`SeedingOnDevice`] alone.
     unsafe fn launch(
         &self,
         function: &CudaFunction,
@@ -450,14 +450,14 @@ impl<'r> Workspace<'r> {
         unsafe { self.launch_more((function, kernel), |_, _| {}) }
     }
 
-    /// Launches a kernel with [`Seeding`], and the arguments that `add` appends.
+    /// Launches a kernel with [`SeedingOnDevice`], and the arguments that `add` appends.
     ///
     /// # Safety
-    /// - `function` is one of this workspace's kernels, and declares [`Seeding`] and then the parameters that
+    /// - `function` is one of this workspace's kernels, and declares [`SeedingOnDevice`] and then the parameters that
     ///   `add` gives it, in this order and of these types; the grid has the blocks, threads and shared memory
     ///   that it asks for at its head.
     /// - Candidates that it is told of are no more than those that `new` was told, and what it reads of these and
-    ///   of [`Bounds`] has been written, by what was launched on this stream before.
+    ///   of [`BoundsOnDevice`] has been written, by what was launched on this stream before.
     unsafe fn launch_more<'a>(
         &'a self,
         (function, (name, grid)): (&'a CudaFunction, (&'static str, LaunchConfig)),

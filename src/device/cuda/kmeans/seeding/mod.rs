@@ -6,8 +6,8 @@ mod launch;
 
 use std::time::Duration;
 
-use self::input::Input;
-use self::launch::{Kernels, Stop, Workspace};
+use self::input::SeedingInput;
+use self::launch::{SeedingKernels, SeedingWorkspace, Stop};
 use crate::device::contract::{KMeansProblem, Work};
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::memory::Buffer;
@@ -36,7 +36,7 @@ pub(super) fn warm(
     k: usize,
 ) {
     if k > 1 && launch::suits((kind, dim), candidates(k), device.gpu.limits) {
-        let _ = Kernels::get(&device.gpu, kind, metric, dim);
+        let _ = SeedingKernels::get(&device.gpu, kind, metric, dim);
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) fn choose<T: Real>(
         None => device.send_rows(rows, job)?,
     };
     work.bytes_sent += weights.map_or(0, size_of_val) as u64;
-    let input = Input { rows, uploaded: &uploaded, weights, metric, problem };
+    let input = SeedingInput { rows, uploaded: &uploaded, weights, metric, problem };
     let (chosen, kernel) = plus_plus::<T>(device, &input, random, job)?;
     work.kernel += kernel;
     let (values, dim): (&[T], _) = (rows.reals().unwrap_or_default(), input.dim());
@@ -66,7 +66,7 @@ pub(super) fn choose<T: Real>(
 /// The chosen rows, and the time that kernels ran.
 fn plus_plus<T: Real>(
     device: &CudaDevice,
-    input: &Input<'_>,
+    input: &SeedingInput<'_>,
     mut random: Random,
     job: &Job,
 ) -> Result<(Vec<u32>, Duration)> {
@@ -78,8 +78,9 @@ fn plus_plus<T: Real>(
         job.reserve("random numbers for k-means++", (k - 1) * drawn * size_of::<u64>())?;
     let random: Vec<u64> = (0..(k - 1) * drawn).map(|_| random.bits()).collect();
     let begin = device.gpu.timestamp()?;
-    let kernels = Kernels::get(&device.gpu, input.rows.matrix().kind(), input.metric, input.dim())?;
-    let mut steps = Workspace::new(device, kernels, input, (first, drawn, &random), job)?;
+    let kernels =
+        SeedingKernels::get(&device.gpu, input.rows.matrix().kind(), input.metric, input.dim())?;
+    let mut steps = SeedingWorkspace::new(device, kernels, input, (first, drawn, &random), job)?;
     if steps.has_bounds() {
         steps.round(input.inverse::<T>())?;
     }

@@ -79,7 +79,7 @@ enum Kernel {
 
 /// The memory that holds a block's queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Queries {
+enum QueryMemory {
     /// Registers.
     InRegisters,
     /// Shared memory.
@@ -101,7 +101,7 @@ pub(in super::super) struct Form {
     pub(super) tile: usize,
     /// Warpgroups of a block, with 64 queries each; single warps share as many queries.
     warpgroups: usize,
-    queries: Queries,
+    queries: QueryMemory,
     /// Blocks that share tiles.
     pub(super) cluster: usize,
     stages: usize,
@@ -138,7 +138,7 @@ impl Form {
             log: 2,
             tile,
             warpgroups: [7, 6].get(steps - 1).map_or(3, |count| *count),
-            queries: Queries::InRegisters,
+            queries: QueryMemory::InRegisters,
             cluster: 1,
             stages: (RING_BYTES / (tile * steps * STEP)).min(MOST_TILES),
             blocks: 1,
@@ -154,18 +154,18 @@ impl Form {
             log: 1 + u32::from(is_bits && steps > 2),
             tile: if is_bits { 128 } else { 256 },
             warpgroups: if is_bits { 4 } else { 2 },
-            queries: Queries::InRegisters,
+            queries: QueryMemory::InRegisters,
             cluster: 1,
             stages: 0,
             blocks: 1,
         };
-        let resident = Self { queries: Queries::Resident, ..form };
+        let resident = Self { queries: QueryMemory::Resident, ..form };
         if is_bits && steps <= STEPS_IN_REGISTERS {
             form.with_stages(RING_BYTES, MOST_PANELS)
         } else if resident.fitting(RING_BYTES) >= 4 {
             resident.with_stages(RING_BYTES, MOST_PANELS)
         } else {
-            let form = Self { queries: Queries::Streamed, cluster: 2, ..form };
+            let form = Self { queries: QueryMemory::Streamed, cluster: 2, ..form };
             form.with_stages(RING_BYTES, MOST_PANELS)
         }
     }
@@ -186,15 +186,17 @@ impl Form {
         };
         // A multiprocessor has the maximum shared memory of a block, plus the reserve of one block.
         let room = |blocks: usize| (shared + RESERVED_BYTES) / blocks - RESERVED_BYTES;
-        for (queries, blocks, stages) in
-            [(Queries::Resident, 2, 3), (Queries::Streamed, 2, 3), (Queries::Resident, 1, 3)]
-        {
+        for (queries, blocks, stages) in [
+            (QueryMemory::Resident, 2, 3),
+            (QueryMemory::Streamed, 2, 3),
+            (QueryMemory::Resident, 1, 3),
+        ] {
             let form = form(queries, blocks);
             if form.fitting(room(blocks)) >= stages {
                 return form.with_stages(room(blocks), MOST_COPIED);
             }
         }
-        form(Queries::Streamed, 1).with_stages(room(1), MOST_COPIED)
+        form(QueryMemory::Streamed, 1).with_stages(room(1), MOST_COPIED)
     }
 
     /// Stages of a ring buffer that fit into `room` bytes.
@@ -231,7 +233,7 @@ impl Form {
 
     /// Rows of a swizzled tile of queries; 0 if queries are row-major.
     pub(super) fn query_tile(&self) -> usize {
-        if self.queries == Queries::InRegisters { 0 } else { self.asked() }
+        if self.queries == QueryMemory::InRegisters { 0 } else { self.asked() }
     }
 
     /// Panels of rows in a tile.
@@ -269,7 +271,7 @@ impl Form {
         let of_a_panel = STEP << self.log;
         match (self.kernel, self.queries) {
             (Kernel::Narrow, _) => self.tile * self.row_bytes(),
-            (_, Queries::Streamed) => (self.tile + self.asked()) * of_a_panel,
+            (_, QueryMemory::Streamed) => (self.tile + self.asked()) * of_a_panel,
             _ => self.tile * of_a_panel,
         }
     }
@@ -277,8 +279,8 @@ impl Form {
     /// Bytes of shared memory behind the ring buffer, without mbarriers.
     fn beside_ring(&self) -> usize {
         match self.queries {
-            Queries::Resident => self.asked() * self.row_bytes(),
-            Queries::InRegisters | Queries::Streamed => 0,
+            QueryMemory::Resident => self.asked() * self.row_bytes(),
+            QueryMemory::InRegisters | QueryMemory::Streamed => 0,
         }
     }
 
@@ -312,12 +314,13 @@ impl Form {
         }
         defines.push(format!("LOG={}", self.log));
         defines.push(format!("OF_BITS={}", u8::from(self.of == Operands::Bits)));
-        defines.push(format!("RESIDENT={}", u8::from(self.queries == Queries::Resident)));
+        defines.push(format!("RESIDENT={}", u8::from(self.queries == QueryMemory::Resident)));
         if self.kernel == Kernel::Warps {
             defines.push(format!("BLOCKS={}", self.blocks));
             return Program::new("filter_sm80.cu", &defines, &[]);
         }
-        defines.push(format!("IN_REGISTERS={}", u8::from(self.queries == Queries::InRegisters)));
+        defines
+            .push(format!("IN_REGISTERS={}", u8::from(self.queries == QueryMemory::InRegisters)));
         defines.push(format!("TILE={}u", self.tile));
         defines.push(format!("WARPGROUPS={}u", self.warpgroups));
         defines.push(format!("CLUSTER={}", self.cluster));
@@ -445,9 +448,9 @@ mod tests {
         assert_eq!((of_bits.steps, of_bits.stored(), of_bits.query_tile()), (3, 4, 0));
         let by_warps = |dim, shared| Form::of_numbers(dim, TensorCores::Warps { shared });
         assert_eq!((by_warps(10, 99 << 10).blocks, by_warps(10, 99 << 10).stored()), (2, 1));
-        assert_eq!(by_warps(128, 99 << 10).queries, Queries::Streamed);
-        assert_eq!(by_warps(128, 163 << 10).queries, Queries::Resident);
-        assert_eq!(by_warps(960, 163 << 10).queries, Queries::Streamed);
+        assert_eq!(by_warps(128, 99 << 10).queries, QueryMemory::Streamed);
+        assert_eq!(by_warps(128, 163 << 10).queries, QueryMemory::Resident);
+        assert_eq!(by_warps(960, 163 << 10).queries, QueryMemory::Streamed);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::super::launch::{Lists, Pass};
+use super::super::launch::{ListBuffers, Pass};
 use super::super::passes::{FIRST_WINDOW, PANEL, WINDOW};
 use super::super::spec::{definitions, entry_bytes, real_bytes, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
@@ -57,7 +57,7 @@ const PER_CYCLE: f64 = 1024.0;
 
 /// The kernels of the filter for a kind of rows, a metric and a form, loaded on a device.
 #[derive(Debug)]
-pub(super) struct Kernels {
+pub(super) struct FilterKernels {
     pub(super) form: Form,
     pub(super) kind: ElementKind,
     pub(super) packer: Packer,
@@ -147,7 +147,7 @@ fn surroundings(kind: ElementKind, metric: Metric) -> Program {
     Program::new(file, &[element, metric, "DIM=0".to_string()], &CONSTANTS)
 }
 
-impl Kernels {
+impl FilterKernels {
     /// The kernels for such rows, compiled and loaded by the first caller.
     pub(super) fn get(
         gpu: &Gpu,
@@ -155,8 +155,8 @@ impl Kernels {
         metric: Metric,
         form: Form,
     ) -> Result<Arc<Self>> {
-        type Key = (usize, ElementKind, Metric, Form);
-        static LOADED: LazyLock<Once<Key, Kernels>> = LazyLock::new(Once::default);
+        static LOADED: LazyLock<Once<(usize, ElementKind, Metric, Form), FilterKernels>> =
+            LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, kind, metric, form), || Self::load(gpu, kind, metric, form))
     }
 
@@ -195,12 +195,12 @@ impl Kernels {
     }
 
     /// Slots for hits of a row in a thread's scratch list.
-    fn scratch_room(&self, lists: &Lists) -> usize {
+    fn scratch_room(&self, lists: &ListBuffers) -> usize {
         (room(self.kind, lists.k, lists.slots) / 4).next_multiple_of(8).min(MOST_OF_A_THREAD)
     }
 
     /// Bytes of the scratch lists of all threads.
-    pub(super) fn scratch_bytes(&self, lists: &Lists) -> usize {
+    pub(super) fn scratch_bytes(&self, lists: &ListBuffers) -> usize {
         self.scratch_slots() * self.form.keeping() * 2 * self.scratch_room(lists) * 4
     }
 
@@ -210,7 +210,7 @@ impl Kernels {
         &self,
         stream: &Arc<CudaStream>,
         (base, queries): (&BaseBuffers, &QueryBuffers),
-        lists: &Lists,
+        lists: &ListBuffers,
         scratch: &Scratch,
         (begin, end, k): (usize, usize, usize),
     ) -> Result<()> {
@@ -270,7 +270,7 @@ impl Kernels {
     pub(super) fn judge(
         &self,
         stream: &Arc<CudaStream>,
-        lists: &Lists,
+        lists: &ListBuffers,
         scratch: &Scratch,
         k: usize,
     ) -> Result<()> {
@@ -293,7 +293,7 @@ impl Kernels {
         &self,
         stream: &Arc<CudaStream>,
         (base, queries): (&BaseBuffers, &QueryBuffers),
-        lists: &mut Lists,
+        lists: &mut ListBuffers,
         scratch: &Scratch,
         pass: &Pass,
     ) -> Result<()> {
@@ -350,7 +350,7 @@ impl Kernels {
     }
 
     /// Checks the sizes that kernels on lists and thresholds rely on.
-    pub(super) fn check(&self, queries: &QueryBuffers, lists: &Lists, scratch: &Scratch) {
+    pub(super) fn check(&self, queries: &QueryBuffers, lists: &ListBuffers, scratch: &Scratch) {
         let all = lists.queries;
         assert!(all > 0 && lists.k >= 1 && lists.slots > lists.k);
         check_size(&lists.entries, all * lists.slots, entry_bytes(self.kind));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::super::launch::Lists;
+use super::super::launch::ListBuffers;
 use super::super::passes::{PANEL, WINDOW, windows};
 use super::buffers::{QueryBuffers, Scratch};
 use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES};
@@ -131,7 +131,7 @@ impl BitPacker {
         &self,
         stream: &Arc<CudaStream>,
         queries: &QueryBuffers,
-        lists: &Lists,
+        lists: &ListBuffers,
         scratch: &Scratch,
         pack: &BitPack,
     ) -> Result<()> {
@@ -142,7 +142,7 @@ impl BitPacker {
         launch.arg(queries.thresholds.slice()).arg(lists.counts.slice());
         launch.arg(scratch.state.slice()).arg(pack);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
-        // SAFETY: `Kernels::check` holds: an element per query in each.
+        // SAFETY: `FilterKernels::check` holds: an element per query in each.
         unsafe { launch.launch(grid) }.map_err(failed("set_thresholds"))?;
         Ok(())
     }

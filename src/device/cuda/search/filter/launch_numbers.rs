@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::super::launch::Lists;
+use super::super::launch::ListBuffers;
 use super::super::passes::PANEL;
 use super::super::spec::scalar_bytes;
 use super::buffers::{QueryBuffers, Scratch};
@@ -39,7 +39,7 @@ pub(super) struct NumberPacker {
 }
 
 /// A base as fp16: the buffers of its swizzled tiles and rows, and its packing parameters.
-pub(super) struct Numbers<'a> {
+pub(super) struct Fp16Base<'a> {
     pub(super) tiles: &'a Buffer,
     pub(super) rows: &'a Buffer,
     pub(super) centre: &'a Buffer,
@@ -135,7 +135,7 @@ impl NumberPacker {
         stream: &Arc<CudaStream>,
         panels: &Buffer,
         (bins, counts): (&Buffer, &Buffer),
-        packed: &Numbers<'_>,
+        packed: &Fp16Base<'_>,
         (pack, visits): (&Pack, usize),
     ) -> Result<()> {
         let scalar = scalar_bytes(self.kind);
@@ -211,7 +211,7 @@ impl NumberPacker {
         &self,
         stream: &Arc<CudaStream>,
         (packing, queries): (&Buffer, &QueryBuffers),
-        lists: &Lists,
+        lists: &ListBuffers,
         scratch: &Scratch,
         dim: u32,
     ) -> Result<()> {
@@ -233,7 +233,7 @@ impl NumberPacker {
         launch.arg(queries.thresholds.slice()).arg(lists.counts.slice());
         launch.arg(scratch.state.slice()).arg(&tiles).arg(&test);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
-        // SAFETY: `Kernels::check` holds: an element per query in each, and a stored row in `tiles`.
+        // SAFETY: `FilterKernels::check` holds: an element per query in each, and a stored row in `tiles`.
         unsafe { launch.launch(grid) }.map_err(failed("set_thresholds"))?;
         Ok(())
     }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::super::launch::{Kernels as Scans, Lists};
+use super::super::launch::{ListBuffers, SearchKernels};
 use super::super::passes::{PANEL, panels, slots, stride};
-use super::super::spec::{Spec, device_dim, scalar_bytes};
+use super::super::spec::{SearchKernelSpec, device_dim, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
 use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, pays, pitch};
-use super::launch::{Kernels, Packer};
+use super::launch::{FilterKernels, Packer};
 use super::launch_bits::BitPack;
-use super::launch_numbers::{BINS, Numbers, Pack, Packing};
+use super::launch_numbers::{BINS, Fp16Base, Pack, Packing};
 use crate::device::contract::Shape;
 use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::gpu::Gpu;
@@ -32,7 +32,7 @@ pub(in super::super) struct InPanels<'a> {
 
 /// A packed base, and its kernels.
 pub(in super::super) struct PackedBase {
-    pub(super) kernels: Arc<Kernels>,
+    pub(super) kernels: Arc<FilterKernels>,
     pub(super) buffers: BaseBuffers,
 }
 
@@ -42,7 +42,7 @@ impl PackedBase {
     pub(in super::super) fn of(
         device: &CudaDevice,
         by: TensorCores,
-        scans: &Scans,
+        scans: &SearchKernels,
         base: InPanels<'_>,
     ) -> Result<Option<Self>> {
         match scans.spec().kind() {
@@ -54,12 +54,12 @@ impl PackedBase {
     fn of_numbers(
         CudaDevice { gpu, memory, .. }: &CudaDevice,
         by: TensorCores,
-        scans: &Scans,
+        scans: &SearchKernels,
         base: InPanels<'_>,
     ) -> Result<Option<Self>> {
         let (kind, stream) = (scans.spec().kind(), &gpu.compute);
         let (dim, form) = (base.dim, Form::of_numbers(base.dim, by));
-        let kernels = Kernels::get(gpu, kind, scans.spec().metric(), form)?;
+        let kernels = FilterKernels::get(gpu, kind, scans.spec().metric(), form)?;
         let Packer::Numbers(packer) = &kernels.packer else {
             unreachable!("rows of numbers have a packer of numbers");
         };
@@ -81,7 +81,7 @@ impl PackedBase {
             tile: form.tile as u32,
             padding: 0,
         };
-        let to = Numbers { tiles: &tiles, rows: &rows, centre: &centre, packing: &packing };
+        let to = Fp16Base { tiles: &tiles, rows: &rows, centre: &centre, packing: &packing };
         packer.pack_base(stream, base.buffer, (&bins, &counts), &to, (&pack, visits))?;
         let found = sys::read::<Packing>(stream, packing.slice(), 1);
         let found = found.map_err(failed("cuMemcpyDtoHAsync"))?[0];
@@ -93,12 +93,12 @@ impl PackedBase {
     fn of_bits(
         CudaDevice { gpu, memory, .. }: &CudaDevice,
         by: TensorCores,
-        scans: &Scans,
+        scans: &SearchKernels,
         base: InPanels<'_>,
     ) -> Result<Self> {
         let (metric, stream) = (scans.spec().metric(), &gpu.compute);
         let form = Form::of_words(base.dim, by);
-        let kernels = Kernels::get(gpu, ElementKind::Bits, metric, form)?;
+        let kernels = FilterKernels::get(gpu, ElementKind::Bits, metric, form)?;
         let Packer::Bits(packer) = &kernels.packer else {
             unreachable!("rows of bits have a packer of bits");
         };
@@ -161,7 +161,7 @@ impl PackedBase {
         &self,
         gpu: &Gpu,
         queries: &QueryBuffers,
-        lists: &Lists,
+        lists: &ListBuffers,
         scratch: &Scratch,
         dim: u32,
     ) -> Result<()> {
@@ -182,7 +182,12 @@ impl PackedBase {
 }
 
 /// Loads the kernels of the filter, if it pays for `queries` queries.
-pub(in super::super) fn warm(device: &CudaDevice, spec: Spec, shape: &Shape, queries: usize) {
+pub(in super::super) fn warm(
+    device: &CudaDevice,
+    spec: SearchKernelSpec,
+    shape: &Shape,
+    queries: usize,
+) {
     let (kind, metric) = (spec.kind(), spec.metric());
     let Some(by) = device.tensor_cores(kind) else { return };
     let dim = spec.stored_dim(device_dim(kind, shape.dim) as u32) as usize;
@@ -192,7 +197,7 @@ pub(in super::super) fn warm(device: &CudaDevice, spec: Spec, shape: &Shape, que
     };
     let list = (shape.k, slots(shape.k), device.gpu.limits.shared);
     if pays((kind, metric), list, (queries, shape.base), false) {
-        let _ = Kernels::get(&device.gpu, kind, metric, form);
+        let _ = FilterKernels::get(&device.gpu, kind, metric, form);
     }
 }
 

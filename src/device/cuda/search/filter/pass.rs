@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::super::launch::{Lists, Pass};
+use super::super::launch::{ListBuffers, Pass};
 use super::super::passes::{PANEL, Tiles};
 use super::buffers::{QueryBuffers, Scratch};
 use super::form::room;
@@ -32,7 +32,7 @@ impl Filtering {
         gpu: &Gpu,
         memory: &Arc<Memory>,
         base: Arc<PackedBase>,
-        (queries, lists): (InPanels<'_>, &Lists),
+        (queries, lists): (InPanels<'_>, &ListBuffers),
     ) -> Result<Self> {
         let queries = base.queries(gpu, memory, queries)?;
         let mut state = memory.allocate(&gpu.compute, STATE_WORDS * 4)?;
@@ -54,7 +54,7 @@ impl Filtering {
     pub(in super::super) fn run(
         &self,
         gpu: &Gpu,
-        lists: &mut Lists,
+        lists: &mut ListBuffers,
         (pass, visits): (&Pass, &Range<usize>),
         throttle: &mut LaunchThrottle,
         job: &Job,

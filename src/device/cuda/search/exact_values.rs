@@ -16,7 +16,7 @@ use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// The directions of f32 rows and, if the search uses other vectors, then the vectors as given.
-pub(super) struct Given {
+pub(super) struct ExactValues {
     pub(super) buffer: Buffer,
     pub(super) rows: usize,
     pub(super) has_vectors: bool,
@@ -25,7 +25,7 @@ pub(super) struct Given {
     transfer: Mutex<Option<Transfer>>,
 }
 
-impl Given {
+impl ExactValues {
     pub(super) fn of(
         device: &CudaDevice,
         rows: &Rows,
