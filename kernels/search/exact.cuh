@@ -8,7 +8,7 @@
 #include "search/lists.cuh"
 
 // The rows of one side of a search, as the definition reads them. The same struct as in
-// src/device/cuda/search/launch_pairs.rs.
+// src/device/cuda/search/launch_exact.rs.
 struct Side {
     const float* values;
     const double* directions;  // per row the mean of its values and the inverse of its length; or null
@@ -44,7 +44,7 @@ __device__ __forceinline__ double add_exactly(double sum, double q, double x) {
     return add(sum, SUM == ABSOLUTE ? magnitude(apart) : multiply(apart, apart));
 }
 
-// The step from a sum to its distance. The same numbers as in src/device/cuda/search/launch_pairs.rs.
+// The step from a sum to its distance. The same numbers as in src/device/cuda/search/launch_exact.rs.
 enum Outcome { SUM_ITSELF, ROOT, HALF };
 
 __device__ __forceinline__ double distance_of_sum(double sum, u32 outcome) {

@@ -65,7 +65,7 @@ template <> struct __align__(16) EntryOf<double> {
 typedef EntryOf<Real> Entry;
 
 // One pass of a search: some panels of the base, against all queries. The same struct as in
-// src/device/cuda/search/launch.rs.
+// src/device/cuda/search/launch_lists.rs.
 struct Pass {
     u64 first_query;  // self-join: number of the first query; otherwise 2^32, which no row has
     u32 first_base;   // number of the first base row

@@ -160,10 +160,11 @@ fn unsafe_code_is_where_it_is_allowed() {
         "src/device/cuda/search/filter/launch.rs",
         "src/device/cuda/search/filter/launch_bits.rs",
         "src/device/cuda/search/filter/launch_numbers.rs",
-        "src/device/cuda/search/launch.rs",
-        "src/device/cuda/search/launch_prebound.rs",
         "src/device/cuda/search/launch_buckets.rs",
         "src/device/cuda/search/launch_bucket_self_join.rs",
+        "src/device/cuda/search/launch_exact.rs",
+        "src/device/cuda/search/launch_layouts.rs",
+        "src/device/cuda/search/launch_lists.rs",
         "src/device/cuda/search/launch_pairs.rs",
         "src/memory.rs",
     ];

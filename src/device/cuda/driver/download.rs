@@ -28,6 +28,12 @@ pub(in crate::device::cuda) struct Downloader {
     pinned: Mutex<[PinnedDownload; 2]>,
 }
 
+/// A device buffer, and the vector to which its first values are appended.
+pub(in crate::device::cuda) struct Append<'a, T> {
+    pub(in crate::device::cuda) from: &'a CudaSlice<u8>,
+    pub(in crate::device::cuda) to: &'a mut Vec<T>,
+}
+
 /// A device buffer, and the destination of its first bytes.
 type DownloadPart<'a> = (&'a CudaSlice<u8>, &'a mut dyn Fill);
 
@@ -76,13 +82,14 @@ impl Downloader {
     pub(in crate::device::cuda) fn append_both<T: DeviceRepr, U: DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,
-        (one, to_one): (&CudaSlice<u8>, &mut Vec<T>),
-        (other, to_other): (&CudaSlice<u8>, &mut Vec<U>),
+        one: Append<'_, T>,
+        other: Append<'_, U>,
         count: usize,
         job: &Job,
     ) -> Result<()> {
-        let (mut of_one, mut of_other) = (Room::new(to_one, count), Room::new(to_other, count));
-        let mut parts: [DownloadPart<'_>; 2] = [(one, &mut of_one), (other, &mut of_other)];
+        let (mut of_one, mut of_other) = (Room::new(one.to, count), Room::new(other.to, count));
+        let mut parts: [DownloadPart<'_>; 2] =
+            [(one.from, &mut of_one), (other.from, &mut of_other)];
         self.fill(stream, &mut parts, job)?;
         of_one.close();
         of_other.close();

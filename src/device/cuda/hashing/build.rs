@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::launch::{
-    Building, FunctionBuffers, FunctionsOnDevice, HashingKernels, HashingWorkspace, PLACED, SMALL,
-    TableBuffers,
+    BucketsToFind, Building, FunctionBuffers, FunctionsOnDevice, HashInput, HashingKernels,
+    HashingWorkspace, PLACED, SMALL, TableBuffers,
 };
 use crate::device::contract::Hashes;
 use crate::device::cuda::device::CudaDevice;
@@ -52,7 +52,7 @@ pub(in crate::device::cuda) struct Hashed<'a> {
 /// Tables that were built.
 pub(in crate::device::cuda) struct HashedTables {
     tables: TableBuffers,
-    numbers: FunctionBuffers,
+    functions: FunctionBuffers,
     kernels: Arc<HashingKernels>,
     /// Per table: the number of non-empty buckets, the size of the largest, and the sum of the
     /// squared sizes.
@@ -64,16 +64,17 @@ impl HashedTables {
     /// `None` if a slot is out of range.
     pub(in crate::device::cuda) fn new(
         device: &CudaDevice,
-        (rows, is_queried): (&Hashed<'_>, bool),
+        rows: &Hashed<'_>,
+        is_queried: bool,
         hashes: &Hashes<'_>,
         job: &Job,
     ) -> Result<Option<Self>> {
         let stream = &device.gpu.compute;
         let kernels = HashingKernels::get(&device.gpu, rows.kind)?;
-        let numbers = send(device, rows.dim, hashes, job)?;
+        let functions = send(device, rows.dim, hashes, job)?;
         let (count, all) = (rows.count, hashes.functions.len());
         let mut together = (ROWS_TOGETHER / count.max(1)).clamp(1, all);
-        let mut tables = empty(device, (all, count), is_queried)?;
+        let mut tables = empty(device, all, count, is_queried)?;
         let mut workspace = loop {
             match workspace(device, together, count) {
                 Err(Error::DeviceMemory { .. }) if together > 1 => together = together.div_ceil(2),
@@ -84,14 +85,15 @@ impl HashedTables {
         for first in (0..all).step_by(together) {
             let some = first..all.min(first + together);
             job.enter(Phase::Hash);
-            let to = (&mut workspace, Some(&tables), tables.section_bits);
-            hash(device, &kernels, (rows, &numbers, some.clone()), to, &mut throttle, job)?;
+            let bits = tables.section_bits;
+            let hashing = Hashing { device, kernels: &kernels, rows, functions: &functions, bits };
+            hashing.hash(some.clone(), &mut workspace, Some(&tables), &mut throttle, job)?;
             stream.synchronize().map_err(sys::failed("cuStreamSynchronize"))?;
             job.enter(Phase::Build);
             let zero = sys::fill(stream, workspace.large_count.slice_mut(), 0);
             zero.map_err(sys::failed("cuMemsetD8Async"))?;
-            let building = building((count, some.len()), 0..count, tables.section_bits);
-            kernels.sort(stream, (&mut workspace, &mut tables, first), building)?;
+            let building = building(count, some.len(), 0..count, bits);
+            kernels.sort(stream, &mut workspace, &mut tables, first, building)?;
             stream.synchronize().map_err(sys::failed("cuStreamSynchronize"))?;
         }
         let read = sys::failed("cuMemcpyDtoHAsync");
@@ -99,7 +101,7 @@ impl HashedTables {
         let sizes = sys::read::<u64>(stream, tables.sizes.slice(), 3 * all).map_err(&read)?;
         let (sizes, _) = sizes.as_chunks::<3>();
         let sizes = sizes.to_vec();
-        Ok((out[0] == 0).then_some(Self { tables, numbers, kernels, sizes }))
+        Ok((out[0] == 0).then_some(Self { tables, functions, kernels, sizes }))
     }
 
     /// The rows of all tables, table by table, as u32.
@@ -117,7 +119,8 @@ impl HashedTables {
     pub(in crate::device::cuda) fn find(
         &self,
         device: &CudaDevice,
-        (queries, probes): (&Hashed<'_>, usize),
+        queries: &Hashed<'_>,
+        probes: usize,
         job: &Job,
     ) -> Result<Option<(Buffer, Vec<u64>)>> {
         let (stream, all, count) = (&device.gpu.compute, self.tables.tables, queries.count);
@@ -131,15 +134,22 @@ impl HashedTables {
             sums: allocate(4)?,
             out_of_range: device.filled(4, 0)?,
         };
-        let (numbers, bits) = (&self.numbers, self.tables.section_bits);
-        let (of, to) = ((queries, numbers, 0..all), (&mut workspace, None, bits));
-        hash(device, &self.kernels, of, to, &mut LaunchThrottle::default(), job)?;
+        let (kernels, functions, bits) = (&self.kernels, &self.functions, self.tables.section_bits);
+        let hashing = Hashing { device, kernels, rows: queries, functions, bits };
+        hashing.hash(0..all, &mut workspace, None, &mut LaunchThrottle::default(), job)?;
         let mut ranges = allocate(all * count * probes * 8)?;
         let mut visited = device.filled(count * 8, 0)?;
-        let (found, of) = ((&mut ranges, &mut visited), (&workspace.keys, &self.tables));
-        let rows = self.tables.count;
-        let parts = [count, rows].map(|rows| building((rows, all), 0..rows, bits));
-        self.kernels.find(stream, of, found, (numbers.of.count as usize, probes), parts)?;
+        let all_rows = |rows| building(rows, all, 0..rows, bits);
+        let to_find = BucketsToFind {
+            keys: &workspace.keys,
+            functions: functions.of.count as usize,
+            probes,
+            ranges: &mut ranges,
+            visited: &mut visited,
+            queries: all_rows(count),
+            base: all_rows(self.tables.count),
+        };
+        kernels.find(stream, &self.tables, to_find)?;
         let read = sys::failed("cuMemcpyDtoHAsync");
         let out = sys::read::<u32>(stream, workspace.out_of_range.slice(), 1).map_err(&read)?;
         let visited = device.read::<u64>(&visited, count, job)?;
@@ -148,7 +158,7 @@ impl HashedTables {
 }
 
 /// The parameters of building `tables` tables of `count` rows, for a launch on some of the rows.
-fn building((count, tables): (usize, usize), rows: Range<usize>, section_bits: u32) -> Building {
+fn building(count: usize, tables: usize, rows: Range<usize>, section_bits: u32) -> Building {
     Building {
         rows: count as u64,
         first: rows.start as u64,
@@ -158,32 +168,45 @@ fn building((count, tables): (usize, usize), rows: Range<usize>, section_bits: u
     }
 }
 
-/// Hashes all rows for some tables, in launches of bounded time; the rows of sections are counted
-/// in `tables`.
-fn hash(
-    device: &CudaDevice,
-    kernels: &HashingKernels,
-    (rows, numbers, some): (&Hashed<'_>, &FunctionBuffers, Range<usize>),
-    (workspace, tables, section_bits): (&mut HashingWorkspace, Option<&TableBuffers>, u32),
-    throttle: &mut LaunchThrottle,
-    job: &Job,
-) -> Result<()> {
-    let stream = &device.gpu.compute;
-    let functions = (some.len() * numbers.of.count as usize).max(1);
-    let per_row = functions as f64 * rows.dim as f64;
-    let mut first = 0;
-    while first < rows.count {
-        job.check()?;
-        let together = (kernels.rate.of_a_launch() / per_row) as usize;
-        let end = rows.count.min(first + together.max(kernels.fewest_rows(some.len())));
-        let part = building((rows.count, some.len()), first..end, section_bits);
-        let to = (&mut *workspace, tables);
-        kernels.hash(stream, (rows.buffer, numbers, some.start), to, part)?;
-        let work = per_row * (end - first) as f64;
-        throttle.launched(stream, &kernels.rate, work, Counted::Exactly)?;
-        first = end;
+/// The hashing of rows by the functions of all tables.
+struct Hashing<'a> {
+    device: &'a CudaDevice,
+    kernels: &'a HashingKernels,
+    rows: &'a Hashed<'a>,
+    functions: &'a FunctionBuffers,
+    /// Bits of the number of a section.
+    bits: u32,
+}
+
+impl Hashing<'_> {
+    /// Hashes all rows for some tables, in launches of bounded time; the rows of sections are counted
+    /// in `sections`.
+    fn hash(
+        &self,
+        some: Range<usize>,
+        workspace: &mut HashingWorkspace,
+        sections: Option<&TableBuffers>,
+        throttle: &mut LaunchThrottle,
+        job: &Job,
+    ) -> Result<()> {
+        let Self { device, kernels, rows, functions, bits } = *self;
+        let stream = &device.gpu.compute;
+        let input = HashInput { rows: rows.buffer, functions, first: some.start };
+        let all_functions = (some.len() * functions.of.count as usize).max(1);
+        let per_row = all_functions as f64 * rows.dim as f64;
+        let mut first = 0;
+        while first < rows.count {
+            job.check()?;
+            let together = (kernels.rate.of_a_launch() / per_row) as usize;
+            let end = rows.count.min(first + together.max(kernels.fewest_rows(some.len())));
+            let part = building(rows.count, some.len(), first..end, bits);
+            kernels.hash(stream, input, workspace, sections, part)?;
+            let work = per_row * (end - first) as f64;
+            throttle.launched(stream, &kernels.rate, work, Counted::Exactly)?;
+            first = end;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Sends the functions of all tables to a device.
@@ -257,7 +280,8 @@ fn lengths(numbers: &[f64], stride: usize) -> Vec<f64> {
 /// Memory for `tables` tables of `count` rows; the counters of sections are zero.
 fn empty(
     device: &CudaDevice,
-    (tables, count): (usize, usize),
+    tables: usize,
+    count: usize,
     is_queried: bool,
 ) -> Result<TableBuffers> {
     let section_bits = (2 * count / PER_SECTION).next_power_of_two().trailing_zeros().max(1);

@@ -2,6 +2,7 @@
 //! buffer only retires it (see `driver::memory`), and all kernels run in one stream.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
@@ -144,6 +145,30 @@ pub(super) struct FunctionBuffers {
     pub(super) offsets: Buffer,
 }
 
+/// Rows to hash, the functions of all tables, and the first of the tables to hash them for.
+#[derive(Clone, Copy)]
+pub(super) struct HashInput<'a> {
+    pub(super) rows: &'a Buffer,
+    pub(super) functions: &'a FunctionBuffers,
+    pub(super) first: usize,
+}
+
+/// The keys of queries, and the buffers for the buckets that they are found in.
+pub(super) struct BucketsToFind<'a> {
+    /// Per query and table its key.
+    pub(super) keys: &'a Buffer,
+    /// The number of functions of a table, and of buckets to probe per query and table.
+    pub(super) functions: usize,
+    pub(super) probes: usize,
+    /// Query by query, ranges of two u32 each.
+    pub(super) ranges: &'a mut Buffer,
+    /// The number of rows that each query visits, of u64.
+    pub(super) visited: &'a mut Buffer,
+    /// The queries, and the rows of the tables.
+    pub(super) queries: Building,
+    pub(super) base: Building,
+}
+
 /// Temporary buffers for building some of the tables at a time.
 pub(super) struct HashingWorkspace {
     /// Per table and row: its key, and its rank in its section.
@@ -284,15 +309,17 @@ impl HashingKernels {
         (self.multiprocessors * 2048 / tables.div_ceil(TABLES_OF_BLOCK)).max(HASHING)
     }
 
-    /// Hashes some of the rows for the tables from `first` on, and counts them in `sections`.
+    /// Hashes some of the rows for the tables from `input.first` on, and counts them in `sections`.
     pub(super) fn hash(
         &self,
         stream: &Arc<CudaStream>,
-        (rows, numbers, first): (&Buffer, &FunctionBuffers, usize),
-        (workspace, sections): (&mut HashingWorkspace, Option<&TableBuffers>),
+        input: HashInput<'_>,
+        workspace: &mut HashingWorkspace,
+        sections: Option<&TableBuffers>,
         building: Building,
     ) -> Result<()> {
-        let FunctionBuffers { of, numbers, offsets } = numbers;
+        let HashInput { rows, functions, first } = input;
+        let FunctionBuffers { of, numbers, offsets } = functions;
         let (count, tables) = (building.rows as usize, building.tables as usize);
         let last = first + tables;
         let all = FunctionsOnDevice { tables: building.tables, ..*of };
@@ -350,12 +377,14 @@ impl HashingKernels {
     pub(super) fn sort(
         &self,
         stream: &Arc<CudaStream>,
-        (workspace, tables, first): (&mut HashingWorkspace, &mut TableBuffers, usize),
+        workspace: &mut HashingWorkspace,
+        tables: &mut TableBuffers,
+        first: usize,
         building: Building,
     ) -> Result<()> {
         let (count, some) = (building.rows as usize, building.tables as usize);
         assert!(count == tables.count && first + some <= tables.tables);
-        self.add_up_sections(stream, (tables, &mut workspace.sums), (first, some))?;
+        self.add_up_sections(stream, tables, first..first + some, &mut workspace.sums)?;
         let HashingWorkspace { keys, ranks, placed, large, large_count, .. } = workspace;
         check_size(keys, some * count, 8);
         check_size(ranks, some * count, 4);
@@ -393,14 +422,16 @@ impl HashingKernels {
         Ok(())
     }
 
-    /// Turns the counts of rows in sections into first positions. `sums` gets the number of rows of
-    /// each table.
+    /// Turns the counts of rows in the sections of some tables into first positions. `sums` gets the
+    /// number of rows of each table.
     fn add_up_sections(
         &self,
         stream: &Arc<CudaStream>,
-        (tables, sums): (&TableBuffers, &mut Buffer),
-        (first, some): (usize, usize),
+        tables: &TableBuffers,
+        some: Range<usize>,
+        sums: &mut Buffer,
     ) -> Result<()> {
+        let (first, some) = (some.start, some.len());
         let (sections, pieces) = TableBuffers::sections(tables.section_bits);
         check_size(sums, some, 4);
         let begins = tables.begins(stream, first);
@@ -421,20 +452,19 @@ impl HashingKernels {
         Ok(())
     }
 
-    /// Finds `probes` buckets per query and table: that of its key, and those of keys that differ
-    /// in one or two bits. Ranges are stored query by query, as two u32 each; `visited` gets the
-    /// number of rows that each query visits, of u64.
+    /// Finds buckets per query and table: that of its key, and those of keys that differ in one or two
+    /// bits.
     pub(super) fn find(
         &self,
         stream: &Arc<CudaStream>,
-        (query_keys, tables): (&Buffer, &TableBuffers),
-        (ranges, visited): (&mut Buffer, &mut Buffer),
-        (functions, probes): (usize, usize),
-        [queries, building]: [Building; 2],
+        tables: &TableBuffers,
+        to_find: BucketsToFind<'_>,
     ) -> Result<()> {
+        let BucketsToFind { keys: query_keys, ranges, visited, queries, base, .. } = to_find;
+        let (functions, probes) = (to_find.functions, to_find.probes);
         let (count, of_query) = (queries.rows as usize, queries.tables as usize);
         let Some(keys) = &tables.keys else { unreachable!("tables for other queries have keys") };
-        assert!(building.rows as usize == tables.count && of_query <= tables.tables);
+        assert!(base.rows as usize == tables.count && of_query <= tables.tables);
         check_size(keys, tables.tables * tables.count, 8);
         check_size(query_keys, count * of_query, 8);
         // A key, and all keys that differ from it in one or two bits.
@@ -447,7 +477,7 @@ impl HashingKernels {
         launch.arg(query_keys.slice()).arg(keys.slice()).arg(&begins);
         let (functions, probes) = (functions as u32, probes as u32);
         launch.arg(ranges.slice_mut()).arg(visited.slice_mut());
-        launch.arg(&functions).arg(&probes).arg(&queries).arg(&building);
+        launch.arg(&functions).arg(&probes).arg(&queries).arg(&base);
         let some = (queries.end - queries.first) as usize;
         let mut grid = config(some.div_ceil(HASHING), HASHING, 0);
         grid.grid_dim.1 = of_query.min(MOST_BLOCKS) as u32;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use super::launch_bucket_self_join::{JoinRange, JoinedLists, JoinedTables};
 use super::launch_buckets::{BucketKernels, BucketLists, DeviceSelfRows};
-use super::spec::{entry_bytes, real_bytes};
+use super::spec::entry_bytes;
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::Buffer;
@@ -38,6 +38,8 @@ fn is_of((joined, without): &KeptLists, k: usize, left_out: Option<&[u64]>) -> b
 
 /// The input of a join: the base, its tables, and the size of the largest bucket of each table.
 pub(super) struct SelfJoinInput<'a> {
+    pub(super) kernels: &'a BucketKernels,
+    pub(super) k: usize,
     pub(super) base: &'a Buffer,
     /// Elements of a row.
     pub(super) dim: usize,
@@ -54,7 +56,8 @@ impl KeptSelfJoin {
         &self,
         rows: usize,
         queries: usize,
-        (k, left_out): (usize, Option<&[u64]>),
+        k: usize,
+        left_out: Option<&[u64]>,
     ) -> bool {
         let Ok(kept) = self.0.try_lock() else { return false };
         let is_there = kept.as_ref().is_some_and(|kept| is_of(kept, k, left_out));
@@ -66,10 +69,12 @@ impl KeptSelfJoin {
     pub(super) fn lists(
         &self,
         device: &CudaDevice,
-        (of, k, kernels): (&SelfJoinInput<'_>, usize, &BucketKernels),
-        (own, queries): (&DeviceSelfRows, usize),
+        of: &SelfJoinInput<'_>,
+        own: &DeviceSelfRows,
+        queries: usize,
         job: &Job,
     ) -> Result<BucketLists> {
+        let (k, kernels) = (of.k, of.kernels);
         // Other callers wait for the join in the making.
         let mut kept = lock(&self.0);
         let joined = match &mut *kept {
@@ -77,29 +82,18 @@ impl KeptSelfJoin {
             _ => {
                 *kept = None;
                 let left_out = of.left_out.map(<[u64]>::to_vec);
-                kept.insert((join_all(device, of, (k, kernels), job)?, left_out))
+                kept.insert((join_all(device, of, job)?, left_out))
             }
         };
-        let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
-        let mut taken = BucketLists {
-            found: allocate(queries * k * 4)?,
-            distances: allocate(queries * k * real_bytes(kernels.spec().kind()))?,
-            counts: device.filled(queries * 4, 0)?,
-            work: device.filled(24, 0)?,
-        };
-        let from = (&of.joining, &joined.0);
-        kernels.take_lists(&device.gpu.compute, from, (own, queries), &mut taken)?;
-        Ok(taken)
+        let mut lists = BucketLists::new(device, queries, k, kernels.spec().kind())?;
+        kernels.take_lists(&device.gpu.compute, &of.joining, &joined.0, own, &mut lists)?;
+        Ok(lists)
     }
 }
 
 /// Joins all rows, table by table, in launches of bounded time.
-fn join_all(
-    device: &CudaDevice,
-    of: &SelfJoinInput<'_>,
-    (k, kernels): (usize, &BucketKernels),
-    job: &Job,
-) -> Result<JoinedLists> {
+fn join_all(device: &CudaDevice, of: &SelfJoinInput<'_>, job: &Job) -> Result<JoinedLists> {
+    let (k, kernels) = (of.k, of.kernels);
     let (stream, rows) = (&device.gpu.compute, of.joining.table_rows);
     let kind = kernels.spec().kind();
     let lists = device.filled(rows * k * entry_bytes(kind), 0xff)?;
@@ -126,7 +120,7 @@ fn join_all(
                     k: k as u32,
                     dim: of.dim as u32,
                 };
-                kernels.join_buckets(stream, (of.base, &of.joining, table), &mut joined, join)?;
+                kernels.join_buckets(stream, of.base, &of.joining, table, &mut joined, join)?;
                 // Most buckets are smaller than the largest.
                 let operations = steps * count as f64 * (end - first) as f64;
                 throttle.launched(stream, rate, operations, Counted::AtMost)?;

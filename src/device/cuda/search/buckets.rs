@@ -1,5 +1,6 @@
 //! Searches in LSH buckets, on a GPU.
 
+use super::Sides;
 use super::bucket_self_join::SelfJoinInput;
 use super::contract_impl::MOST_ROOM;
 use super::launch::SearchKernels;
@@ -8,14 +9,16 @@ use super::launch_buckets::{
     BucketKernels, BucketLists, BucketLookup, BucketSearchBuffers, DeviceSelfRows,
 };
 use super::rows::{CudaRows, wait_for};
-use super::spec::{SearchKernelSpec, device_dim, real_bytes};
+use super::spec::{SearchKernelSpec, device_dim};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
     BucketTask, Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges,
     SelfRows, Starts, TableRows, TablesBuilt,
 };
 use crate::device::cuda::device::CudaDevice;
+use crate::device::cuda::driver::download::Append;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
+use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::hashing::{self, can_hash};
 use crate::error::{Error, Result};
@@ -93,10 +96,11 @@ impl HashingDevice for CudaDevice {
         k: usize,
         job: &Job,
     ) -> Result<Option<NearestInBuckets>> {
-        let sides = (queries, base);
+        let kernels = &*base.bucket_kernels(&self.gpu)?;
+        let search = BucketSearch { device: self, queries, base, tables, buckets, k, kernels, job };
         match base.rows.matrix().kind() {
-            ElementKind::F64 => self.nearest::<f64>(sides, tables, buckets, k, job),
-            _ => self.nearest::<f32>(sides, tables, buckets, k, job),
+            ElementKind::F64 => search.nearest::<f64>(),
+            _ => search.nearest::<f32>(),
         }
     }
 }
@@ -112,25 +116,33 @@ impl CudaDevice {
     fn has_lists(&self, base: &CudaRows, k: usize) -> Result<bool> {
         Ok(k <= MOST_NEIGHBORS && base.bucket_kernels(&self.gpu)?.warps_of_block(k).is_some())
     }
+}
 
-    fn nearest<T: OnGpu>(
-        &self,
-        (queries, base): (&CudaRows, &CudaRows),
-        tables: &CudaTables,
-        buckets: &Buckets<'_>,
-        k: usize,
-        job: &Job,
-    ) -> Result<Option<NearestInBuckets>> {
-        let kernels = base.bucket_kernels(&self.gpu)?;
+/// A search in LSH buckets.
+struct BucketSearch<'a> {
+    device: &'a CudaDevice,
+    queries: &'a CudaRows,
+    base: &'a CudaRows,
+    tables: &'a CudaTables,
+    buckets: &'a Buckets<'a>,
+    k: usize,
+    kernels: &'a BucketKernels,
+    job: &'a Job,
+}
+
+impl BucketSearch<'_> {
+    /// The nearest neighbours; `None` if the host should search.
+    fn nearest<T: OnGpu>(&self) -> Result<Option<NearestInBuckets>> {
+        let Self { device, queries, tables, buckets, job, .. } = *self;
         let (visited, lookup) = match &buckets.probe_set {
             ProbeSet::Ranges(ranges) => {
                 let of_query = |query| ranges.visited(query, buckets.tables) as f64;
                 let visited: Vec<f64> = (0..buckets.queries).map(of_query).collect();
-                (visited, self.given(buckets, ranges, base.rows.len(), job)?)
+                (visited, self.given(ranges)?)
             }
             ProbeSet::Home => {
-                if let Some(found) = self.joined::<T>(base, tables, buckets, (k, &kernels), job)? {
-                    return Ok(Some(found));
+                if let Some(nearest) = self.joined::<T>()? {
+                    return Ok(Some(nearest));
                 }
                 let most: u64 = tables.most_visits[..buckets.tables].iter().sum();
                 if is_for_the_host(most as f64, tables, buckets.queries) {
@@ -139,50 +151,46 @@ impl CudaDevice {
                 (vec![tables.visits; buckets.queries], BucketLookup::Own)
             }
             ProbeSet::Hashed { probes } => {
-                let plain = queries.plain(self, job)?;
-                wait_for(&self.gpu, &plain.ready)?;
+                let plain = queries.plain(device, job)?;
+                wait_for(&device.gpu, &plain.ready)?;
                 let Some(built) = tables.built() else { return Ok(None) };
                 let rows = hashed(queries, &plain.buffer);
                 job.enter(Phase::Find);
-                let Some((ranges, visited)) = built.find(self, (&rows, *probes), job)? else {
+                let Some((ranges, visited)) = built.find(device, &rows, *probes, job)? else {
                     return Ok(None);
                 };
                 job.enter(Phase::Compare);
                 let count = buckets.queries * buckets.tables * probes;
                 let visited = visited.into_iter().map(|visited| visited as f64).collect();
-                (visited, BucketLookup::Given(count, ranges, None))
+                (visited, BucketLookup::Given { count, ranges, starts: None })
             }
         };
         let most = visited.iter().copied().fold(0.0, f64::max);
         if is_for_the_host(most, tables, buckets.queries) {
             return Ok(None);
         }
-        let found = (buckets, &visited[..], lookup);
-        self.search::<T>((queries, base), tables, found, (k, &kernels), job).map(Some)
+        self.search::<T>(&visited, lookup).map(Some)
     }
 
     /// The lists of a self-join of the buckets, if the join pays.
-    fn joined<T: OnGpu>(
-        &self,
-        base: &CudaRows,
-        tables: &CudaTables,
-        buckets: &Buckets<'_>,
-        (k, kernels): (usize, &BucketKernels),
-        job: &Job,
-    ) -> Result<Option<NearestInBuckets>> {
+    fn joined<T: OnGpu>(&self) -> Result<Option<NearestInBuckets>> {
+        let Self { device, base, tables, buckets, k, kernels, job, .. } = *self;
         let (Some(own), count) = (buckets.own, buckets.queries) else { return Ok(None) };
+        let join = &tables.self_join;
         // A join covers all tables.
-        let is_of_all = buckets.tables == tables.tables;
-        if !is_of_all || !tables.self_join.pays(tables.table_rows, count, (k, buckets.left_out)) {
+        if buckets.tables != tables.tables
+            || !join.pays(tables.table_rows, count, k, buckets.left_out)
+        {
             return Ok(None);
         }
-        let plain = base.plain(self, job)?;
-        wait_for(&self.gpu, &plain.ready)?;
-        let send = |bytes: &[u8]| self.send(&[bytes], job);
-        let left_out = buckets.left_out.map(|bits| send(sys::bytes_of(bits))).transpose()?;
+        let plain = base.plain(device, job)?;
+        wait_for(&device.gpu, &plain.ready)?;
+        let left_out = self.left_out()?;
         let matrix = base.rows.matrix();
-        let of_rows = tables.own_buckets(self, kernels)?;
-        let of = SelfJoinInput {
+        let of_rows = tables.own_buckets(device, kernels)?;
+        let input = SelfJoinInput {
+            kernels,
+            k,
             base: &plain.buffer,
             dim: device_dim(matrix.kind(), matrix.dim()),
             joining: JoinedTables {
@@ -195,31 +203,27 @@ impl CudaDevice {
             largest: &tables.most_visits[..buckets.tables],
             left_out: buckets.left_out,
         };
-        let own = self.own(Some(own), tables.table_rows, job)?;
-        match tables.self_join.lists(self, (&of, k, kernels), (&own, count), job) {
-            Ok(taken) => self.read_lists::<T>((&taken, kernels), (count, k), job).map(Some),
+        let own = self.own(Some(own), tables.table_rows)?;
+        match join.lists(device, &input, &own, count, job) {
+            Ok(lists) => self.read_lists::<T>(&lists).map(Some),
             Err(Error::DeviceMemory { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn search<T: OnGpu>(
-        &self,
-        (queries, base): (&CudaRows, &CudaRows),
-        tables: &CudaTables,
-        (buckets, visited, lookup): (&Buckets<'_>, &[f64], BucketLookup),
-        (k, kernels): (usize, &BucketKernels),
-        job: &Job,
-    ) -> Result<NearestInBuckets> {
-        let Self { gpu, .. } = self;
-        let plain = (queries.plain(self, job)?, base.plain(self, job)?);
-        wait_for(gpu, &plain.0.ready)?;
-        wait_for(gpu, &plain.1.ready)?;
+    /// Searches the buckets of `lookup`, in which queries visit so many rows, in launches of bounded
+    /// time.
+    fn search<T: OnGpu>(&self, visited: &[f64], lookup: BucketLookup) -> Result<NearestInBuckets> {
+        let Self { device, queries, base, tables, kernels, job, .. } = *self;
+        let gpu = &device.gpu;
+        let plain = Sides { queries, base }.plain(device, job)?;
+        let sides = Sides { queries: &plain.queries.buffer, base: &plain.base.buffer };
         let own = match lookup {
-            BucketLookup::Own => Some(tables.own_buckets(self, kernels)?),
-            BucketLookup::Given(..) => None,
+            BucketLookup::Own => Some(tables.own_buckets(device, kernels)?),
+            BucketLookup::Given { .. } => None,
         };
-        let mut search = self.in_buckets(base, tables, (buckets, lookup), (k, kernels), job)?;
+        let own = own.as_ref().map(OwnRanges::buffer);
+        let mut search = self.buffers(lookup)?;
         let (rate, dim) = (&kernels.search_rate, search.dim + VISIT);
         let mut throttle = LaunchThrottle::default();
         let mut first = 0;
@@ -233,42 +237,37 @@ impl CudaDevice {
                 rows += visited[end];
                 end += 1;
             }
-            let sides = (&plain.0.buffer, &plain.1.buffer);
-            let of_tables = (tables.rows(), own.as_ref().map(OwnRanges::buffer));
-            let some = (&mut search, first..end);
-            kernels.nearest_in_buckets(&gpu.compute, sides, of_tables, some)?;
+            let (stream, some) = (&gpu.compute, first..end);
+            kernels.nearest_in_buckets(stream, sides, tables.rows(), own, &mut search, some)?;
             let operations = rows * dim as f64;
             let are_enough = end - first >= search.workers;
             let counted = if are_enough { Counted::Exactly } else { Counted::Guessed };
             throttle.launched(&gpu.compute, rate, operations, counted)?;
             first = end;
         }
-        self.read_lists::<T>((&search.taken, kernels), (search.queries, k), job)
+        self.read_lists::<T>(&search.lists)
     }
 
-    /// Reads the lists of `queries` queries, of up to k neighbours each.
-    fn read_lists<T: OnGpu>(
-        &self,
-        (taken, kernels): (&BucketLists, &BucketKernels),
-        (queries, k): (usize, usize),
-        job: &Job,
-    ) -> Result<NearestInBuckets> {
-        let allocate = |bytes| self.memory.allocate(&self.gpu.compute, bytes);
+    /// Reads lists from the device.
+    fn read_lists<T: OnGpu>(&self, lists: &BucketLists) -> Result<NearestInBuckets> {
+        let Self { device, kernels, job, .. } = *self;
+        let (gpu, &BucketLists { queries, k, .. }) = (&device.gpu, lists);
+        let allocate = |bytes| device.memory.allocate(&gpu.compute, bytes);
         let mut starts = allocate((queries + 1) * size_of::<u64>())?;
-        kernels.add_up_lists(&self.gpu.compute, (taken, queries), &mut starts)?;
+        kernels.add_up_lists(&gpu.compute, lists, &mut starts)?;
         let (mut rows, mut distances) = match queries * k {
             all if all <= MOST_ROOM => (room::<u32>(all), room::<T>(all)),
             _ => (Vec::new(), Vec::new()),
         };
         let pages = Pages::of_room(&rows).into_iter().chain(Pages::of_room(&distances));
-        let read = || sys::read::<u64>(&self.gpu.compute, taken.work.slice(), 3);
+        let read = || sys::read::<u64>(&gpu.compute, lists.work.slice(), 3);
         let work = taking(pages.collect(), read).map_err(sys::failed("cuMemcpyDtoHAsync"))?;
         let count = work[2] as usize;
         assert!(count <= queries * k);
         let on_host = if count == queries * k {
             Starts::Equal { lists: queries, each: k }
         } else {
-            let on_host: Vec<u64> = self.read(&starts, queries + 1, job)?;
+            let on_host: Vec<u64> = device.read(&starts, queries + 1, job)?;
             let on_host: Vec<usize> = on_host.into_iter().map(|start| start as usize).collect();
             assert!(on_host.windows(2).all(|list| list[0] <= list[1] && list[1] - list[0] <= k));
             assert!(on_host[queries] == count);
@@ -276,18 +275,19 @@ impl CudaDevice {
         };
         let mut closed = None;
         if count > 0 && count < queries * k {
-            let mut found = allocate(count * size_of::<u32>())?;
+            let mut rows = allocate(count * size_of::<u32>())?;
             let mut distances = allocate(count * size_of::<T>())?;
-            let to = (&mut found, &mut distances);
-            kernels.close_gaps(&self.gpu.compute, (taken, queries, k), (&starts, count), to)?;
-            closed = Some((found, distances));
+            let stream = &gpu.compute;
+            kernels.close_gaps(stream, lists, &starts, count, &mut rows, &mut distances)?;
+            closed = Some((rows, distances));
         }
-        let (found, how_far) = match &closed {
-            Some((found, how_far)) => (found, how_far),
-            None => (&taken.found, &taken.distances),
+        let (from_rows, from_distances) = match &closed {
+            Some((rows, distances)) => (rows, distances),
+            None => (&lists.rows, &lists.distances),
         };
-        let to = ((found.slice(), &mut rows), (how_far.slice(), &mut distances));
-        self.gpu.downloader.append_both(&self.gpu.compute, to.0, to.1, count, job)?;
+        let to_rows = Append { from: from_rows.slice(), to: &mut rows };
+        let to_distances = Append { from: from_distances.slice(), to: &mut distances };
+        gpu.downloader.append_both(&gpu.compute, to_rows, to_distances, count, job)?;
         Ok(NearestInBuckets {
             rows,
             distances: Distances::of::<T>(distances),
@@ -298,73 +298,53 @@ impl CudaDevice {
     }
 
     /// The buffers of a search on the device.
-    fn in_buckets(
-        &self,
-        base: &CudaRows,
-        tables: &CudaTables,
-        (buckets, lookup): (&Buckets<'_>, BucketLookup),
-        (k, kernels): (usize, &BucketKernels),
-        job: &Job,
-    ) -> Result<BucketSearchBuffers> {
-        let Self { gpu, memory, .. } = self;
+    fn buffers(&self, lookup: BucketLookup) -> Result<BucketSearchBuffers> {
+        let Self { device, base, tables, buckets, k, kernels, .. } = *self;
         let (matrix, base_rows) = (base.rows.matrix(), base.rows.len());
         let queries = buckets.queries;
         assert!(buckets.tables <= tables.tables);
         assert!(base_rows == tables.table_rows);
         let words = BucketSearchBuffers::words(base_rows);
         let (_, warps) = kernels.warps_of_block(k).unwrap_or((0, 1));
-        let fitting = (memory.unused() / SHARE_OF_FIELDS) as usize / (4 * words);
-        let wanted = kernels.warps_together().min(queries.next_multiple_of(warps));
-        let workers = (wanted.min(fitting) / warps).max(1) * warps;
-        let real = real_bytes(matrix.kind());
+        let fitting = (device.memory.unused() / SHARE_OF_FIELDS) as usize / (4 * words);
+        let useful = kernels.warps_together().min(queries.next_multiple_of(warps));
+        let workers = (useful.min(fitting) / warps).max(1) * warps;
         Ok(BucketSearchBuffers {
-            queries,
             base_rows,
             dim: device_dim(matrix.kind(), matrix.dim()),
-            k,
-            tables: (tables.tables, buckets.tables),
+            tables: tables.tables,
+            probed_tables: buckets.tables,
             workers,
             buckets: lookup,
-            own: self.own(buckets.own, base_rows, job)?,
-            left_out: buckets
-                .left_out
-                .map(|bits| self.send(&[sys::bytes_of(bits)], job))
-                .transpose()?,
-            seen: self.filled(workers * words * 4, 0)?,
-            taken: BucketLists {
-                found: memory.allocate(&gpu.compute, queries * k * 4)?,
-                distances: memory.allocate(&gpu.compute, queries * k * real)?,
-                counts: self.filled(queries * 4, 0)?,
-                work: self.filled(24, 0)?,
-            },
+            own: self.own(buckets.own, base_rows)?,
+            left_out: self.left_out()?,
+            seen: device.filled(workers * words * 4, 0)?,
+            lists: BucketLists::new(device, queries, k, matrix.kind())?,
         })
     }
 
     /// The base rows that are the queries, of `base_rows` rows in all.
-    fn own(
-        &self,
-        own: Option<SelfRows<'_>>,
-        base_rows: usize,
-        job: &Job,
-    ) -> Result<DeviceSelfRows> {
+    fn own(&self, own: Option<SelfRows<'_>>, base_rows: usize) -> Result<DeviceSelfRows> {
         Ok(match own {
             None => DeviceSelfRows::Separate,
             Some(SelfRows::From(first)) => DeviceSelfRows::From(first),
             Some(SelfRows::Each(rows)) => {
                 assert!(rows.iter().all(|row| (*row as usize) < base_rows));
-                DeviceSelfRows::Each(self.send(&[sys::bytes_of(rows)], job)?)
+                DeviceSelfRows::Each(self.device.send(&[sys::bytes_of(rows)], self.job)?)
             }
         })
     }
 
+    /// A bit for each base row that is left out, if there are any.
+    fn left_out(&self) -> Result<Option<Buffer>> {
+        let send = |bits: &[u64]| self.device.send(&[sys::bytes_of(bits)], self.job);
+        self.buckets.left_out.map(send).transpose()
+    }
+
     /// The buckets that were given for the queries.
-    fn given(
-        &self,
-        buckets: &Buckets<'_>,
-        ranges: &Ranges<'_>,
-        base_rows: usize,
-        job: &Job,
-    ) -> Result<BucketLookup> {
+    fn given(&self, ranges: &Ranges<'_>) -> Result<BucketLookup> {
+        let (buckets, base_rows) = (self.buckets, self.base.rows.len());
+        let send = |numbers: &[u32]| self.device.send(&[sys::bytes_of(numbers)], self.job);
         let count = ranges.all.len();
         let is_one_each = count == buckets.queries * buckets.tables
             && ranges.starts.iter().enumerate().all(|(i, start)| i == *start);
@@ -372,15 +352,15 @@ impl CudaDevice {
             ranges.all.iter().flat_map(|range| [range.start, range.end]).collect();
         let is_of_base = |range: &[u32]| range[0] <= range[1] && range[1] as usize <= base_rows;
         assert!(numbers.chunks_exact(2).all(is_of_base) && u32::try_from(count).is_ok());
-        let all = self.send(&[sys::bytes_of(&numbers[..])], job)?;
+        let all = send(&numbers)?;
         let starts = match is_one_each {
             true => None,
             false => {
                 let starts: Vec<u32> = ranges.starts.iter().map(|start| *start as u32).collect();
-                Some(self.send(&[sys::bytes_of(&starts[..])], job)?)
+                Some(send(&starts)?)
             }
         };
-        Ok(BucketLookup::Given(count, all, starts))
+        Ok(BucketLookup::Given { count, ranges: all, starts })
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
+use super::Sides;
 use super::exact::Exact;
 use super::filter::{self, bytes_per_query, bytes_per_row};
 use super::launch::SearchKernels;
 use super::launch_pairs::Pairs;
 use super::lists::{Search, list_bytes};
 use super::passes::PANEL;
-use super::rows::{CudaRows, wait_for};
+use super::rows::CudaRows;
 use super::spec::{SearchKernelSpec, device_dim, real_bytes, scalar_bytes};
 use crate::device::contract::{
     Candidates, Capacity, Definition, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
@@ -83,7 +84,7 @@ impl SearchDevice for CudaDevice {
             )));
         }
         let kernels = queries.kernels(&self.gpu)?;
-        Search::new(&self.gpu, &self.memory, (kernels, queries.rows.len()), k).map(CudaLists)
+        Search::new(self, kernels, queries.rows.len(), k).map(CudaLists)
     }
 
     fn new_exact_lists(
@@ -102,7 +103,7 @@ impl SearchDevice for CudaDevice {
             return Ok(None);
         }
         let mut lists = self.new_lists(queries, k)?;
-        lists.0.exact = Some(Exact::new(self, (queries, base), definition, job)?);
+        lists.0.exact = Some(Exact::new(self, Sides { queries, base }, definition, job)?);
         Ok(Some(lists))
     }
 
@@ -119,7 +120,7 @@ impl SearchDevice for CudaDevice {
         job: &Job,
     ) -> Result<()> {
         let (queries, base) = (queries.queries(self, job)?, base.base(self, job)?);
-        lists.0.add(self, &queries, &base, pairing, job)
+        lists.0.add(self, Sides { queries: &queries, base: &base }, pairing, job)
     }
 
     fn download(&self, lists: CudaLists, job: &Job) -> Result<Neighbors> {
@@ -129,7 +130,7 @@ impl SearchDevice for CudaDevice {
     }
 
     fn download_after(&self, before: &mut Neighbors, lists: CudaLists, job: &Job) -> Result<()> {
-        lists.0.finish(&self.gpu, &self.memory, before, job)
+        lists.0.finish(self, before, job)
     }
 
     fn preallocate(&self, kind: ElementKind, neighbors: usize) -> Neighbors {
@@ -175,9 +176,8 @@ impl CudaDevice {
         let Self { gpu, memory, .. } = self;
         let (matrix, kind) = (base.rows.matrix(), base.rows.matrix().kind());
         let kernels = base.kernels(gpu)?;
-        let sides = (queries.plain(self, job)?, base.plain(self, job)?);
-        wait_for(gpu, &sides.0.ready)?;
-        wait_for(gpu, &sides.1.ready)?;
+        let sides = Sides { queries, base }.plain(self, job)?;
+        let sides = Sides { queries: &sides.queries.buffer, base: &sides.base.buffer };
         let starts: Vec<u64> = candidates.starts().iter().map(|start| *start as u64).collect();
         let together = PAIRS_TOGETHER.min(candidates.len());
         let mut pairs = Pairs {
@@ -192,7 +192,7 @@ impl CudaDevice {
         };
         sys::write(&gpu.compute, pairs.starts.slice_mut(), &starts)?;
         let mut throttle = LaunchThrottle::default();
-        let (rate, of_a_pair) = (kernels.among_rate(), (pairs.dim + 2) as f64);
+        let (rate, of_a_pair) = (&kernels.among_rate, (pairs.dim + 2) as f64);
         let mut found = Vec::with_capacity(candidates.len());
         while found.len() < candidates.len() {
             job.check()?;
@@ -202,7 +202,7 @@ impl CudaDevice {
             (pairs.first, pairs.count) = (found.len(), rows.len());
             sys::write(&gpu.compute, pairs.rows.slice_mut(), rows)?;
             throttle.begin(&gpu.compute)?;
-            kernels.among(&gpu.compute, (&sides.0.buffer, &sides.1.buffer), &mut pairs)?;
+            kernels.among(&gpu.compute, sides, &mut pairs)?;
             let work = rows.len() as f64 * of_a_pair;
             throttle.launched(&gpu.compute, rate, work, Counted::Exactly)?;
             found.extend(self.read::<T>(&pairs.distances, rows.len(), job)?);

@@ -7,16 +7,18 @@
 
 use std::sync::Arc;
 
+use super::Sides;
 use super::exact_values::ExactValues;
-use super::launch::{LEAST_MERGED, ListBuffers, SearchKernels};
-use super::launch_pairs::{DIRECTION_BYTES, ExactSide, Laid, Measured, Ranked};
+use super::launch::SearchKernels;
+use super::launch_exact::{DIRECTION_BYTES, ExactSide, Laid, Measured, Ranked};
+use super::launch_lists::{LEAST_MERGED, ListBuffers};
 use super::passes;
 use super::rows::{CudaRows, Layouts, Plain, RowPanels, get_or_make, wait_for};
 use crate::device::contract::{Definition, Distances, Neighbors};
 use crate::device::cuda::device::CudaDevice;
+use crate::device::cuda::driver::download::Append;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
-use crate::device::cuda::driver::memory::Memory;
 use crate::device::cuda::driver::upload::Transfer;
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -63,7 +65,7 @@ struct ExactRows {
 impl ExactRows {
     fn of_base(base: &CudaRows, device: &CudaDevice, job: &Job) -> Result<Self> {
         let panels = base.base(device, job)?;
-        Self::new(base, (panels, base.layouts.clone(), 0), device, job)
+        Self::new(base, panels, base.layouts.clone(), 0, device, job)
     }
 
     /// The rows of queries. Queries that are base rows share the base's layouts.
@@ -71,11 +73,11 @@ impl ExactRows {
         if let Some((whole, first)) = &queries.whole {
             let base = lock(&whole.base).clone();
             if let Some(panels) = base {
-                return Self::new(queries, (panels, whole.clone(), *first), device, job);
+                return Self::new(queries, panels, whole.clone(), *first, device, job);
             }
         }
         let panels = queries.queries(device, job)?;
-        let of_base = Self::new(queries, (panels, queries.layouts.clone(), 0), device, job)?;
+        let of_base = Self::new(queries, panels, queries.layouts.clone(), 0, device, job)?;
         let negated = queries.metric.sum() == Sum::Products;
         Ok(Self { laid: Laid::InOrder { negated }, ..of_base })
     }
@@ -83,7 +85,9 @@ impl ExactRows {
     /// The rows from `first` on in the panels of a base.
     fn new(
         rows: &CudaRows,
-        (panels, layouts, first): (Arc<RowPanels>, Arc<Layouts>, usize),
+        panels: Arc<RowPanels>,
+        layouts: Arc<Layouts>,
+        first: usize,
         device: &CudaDevice,
         job: &Job,
     ) -> Result<Self> {
@@ -96,7 +100,7 @@ impl ExactRows {
     /// The rows in row-major order, if that copy exists or pays for `pairs` pairs.
     fn plain(
         &self,
-        (gpu, memory): (&Gpu, &Arc<Memory>),
+        CudaDevice { gpu, memory, .. }: &CudaDevice,
         kernels: &SearchKernels,
         pairs: usize,
     ) -> Result<Option<Arc<Plain>>> {
@@ -109,11 +113,10 @@ impl ExactRows {
         if plain.is_some() || !is_base || !are_many {
             return Ok(plain);
         }
-        let (from, rows) = ((&self.panels.buffer, self.panels.stored_dim), self.panels.rows);
         let made = get_or_make(&self.layouts.plain, || {
-            let bytes = rows * self.dim * size_of::<f32>();
+            let bytes = self.panels.rows * self.dim * size_of::<f32>();
             let mut buffer = memory.allocate(&gpu.compute, bytes)?;
-            kernels.unpack(&gpu.compute, from, &mut buffer, (rows, self.dim))?;
+            kernels.unpack(&gpu.compute, self.panels.rows(), self.dim, &mut buffer)?;
             Ok(Plain { buffer, ready: gpu.timestamp()? })
         });
         match made {
@@ -159,7 +162,7 @@ impl Exact {
     /// Allocates all buffers except the optional copy to row-major order.
     pub(super) fn new(
         device: &CudaDevice,
-        (queries, base): (&CudaRows, &CudaRows),
+        Sides { queries, base }: Sides<&CudaRows>,
         definition: Definition,
         job: &Job,
     ) -> Result<Self> {
@@ -167,11 +170,11 @@ impl Exact {
             device.memory.allocate(&device.gpu.compute, count.saturating_mul(bytes))
         };
         let (count, of_base) = (queries.rows.len(), base.rows.len());
-        let kept = count.saturating_mul(definition.k.min(of_base));
+        let ranked = count.saturating_mul(definition.k.min(of_base));
         // Before the base is sent, which would be useless without these.
         let ranked = Ranked {
-            rows: room(kept, size_of::<u32>())?,
-            distances: room(kept, size_of::<f64>())?,
+            rows: room(ranked, size_of::<u32>())?,
+            distances: room(ranked, size_of::<f64>())?,
             last: room(count, size_of::<f32>())?,
         };
         let base = ExactRows::of_base(base, device, job)?;
@@ -193,12 +196,14 @@ impl Exact {
     /// Computes the distances of lists with `per_list` rows each, and sorts the lists by them.
     pub(super) fn rank(
         &mut self,
-        device: (&Gpu, &Arc<Memory>),
-        (kernels, lists): (&SearchKernels, &mut ListBuffers),
+        device: &CudaDevice,
+        kernels: &SearchKernels,
+        lists: &mut ListBuffers,
         per_list: usize,
-        (throttle, job): (&mut LaunchThrottle, &Job),
+        throttle: &mut LaunchThrottle,
+        job: &Job,
     ) -> Result<()> {
-        let (gpu, queries) = (device.0, lists.queries);
+        let (gpu, queries) = (&device.gpu, lists.queries);
         let (dim, keep) = (self.base.dim, self.definition.k.min(per_list));
         let measured = Measured { dim, per_list, keep, metric: self.definition.metric };
         let pairs = queries * per_list;
@@ -206,14 +211,16 @@ impl Exact {
         let of_queries = self.queries.plain(device, kernels, 0)?;
         self.base.wait(gpu, of_base.as_deref())?;
         self.queries.wait(gpu, of_queries.as_deref())?;
-        let sides = (self.queries.side(of_queries.as_deref()), self.base.side(of_base.as_deref()));
-        let (rate, of_a_pair) = (kernels.exact_rate(), (dim + 2) as f64);
+        let of_queries = self.queries.side(of_queries.as_deref());
+        let of_base = self.base.side(of_base.as_deref());
+        let sides = Sides { queries: &of_queries, base: &of_base };
+        let (rate, of_a_pair) = (&kernels.exact_rate, (dim + 2) as f64);
         let together = ((rate.of_a_launch() / of_a_pair) as usize).clamp(1024, MOST_PAIRS);
         for first in (0..pairs).step_by(together) {
             job.check()?;
-            let some = (first, together.min(pairs - first));
-            kernels.measure_lists(&gpu.compute, (&sides.0, &sides.1), lists, some, &measured)?;
-            let work = some.1 as f64 * of_a_pair;
+            let some = first..pairs.min(first + together);
+            let work = some.len() as f64 * of_a_pair;
+            kernels.measure_lists(&gpu.compute, sides, lists, some, &measured)?;
             throttle.launched(&gpu.compute, rate, work, Counted::Exactly)?;
         }
         let room = SearchKernels::room_to_rank(per_list);
@@ -222,9 +229,10 @@ impl Exact {
         let together = ((rate.of_a_launch() / of_a_list) as usize).max(LEAST_MERGED);
         for first in (0..queries).step_by(together) {
             job.check()?;
-            let some = (first, together.min(queries - first));
+            let some = first..queries.min(first + together);
+            let work = some.len() as f64 * of_a_list;
             kernels.rank_lists(&gpu.compute, lists, some, &measured, &mut self.ranked)?;
-            throttle.launched(&gpu.compute, rate, some.1 as f64 * of_a_list, Counted::Guessed)?;
+            throttle.launched(&gpu.compute, rate, work, Counted::Guessed)?;
         }
         Ok(())
     }
@@ -244,8 +252,8 @@ impl Exact {
             unreachable!("distances by the definition are float64")
         };
         let last = gpu.downloader.read::<f32>(stream, ranked.last.slice(), queries, job)?;
-        let rows = (ranked.rows.slice(), &mut to.rows);
-        let distances = (ranked.distances.slice(), distances);
+        let rows = Append { from: ranked.rows.slice(), to: &mut to.rows };
+        let distances = Append { from: ranked.distances.slice(), to: distances };
         gpu.downloader.append_both(stream, rows, distances, queries * keep, job)?;
         to.last.extend(last);
         to.per_query = keep;

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use cudarc::driver::CudaEvent;
 
-use super::launch_pairs::DIRECTION_BYTES;
+use super::launch_exact::DIRECTION_BYTES;
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;

@@ -1,23 +1,20 @@
-//! The launches of self-joins of LSH buckets. The rules of all launches are in `launch`.
+//! The launches of self-joins of LSH buckets.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
+use super::Sides;
 use super::launch_buckets::{BucketKernels, BucketLists, DeviceSelfRows};
-use super::spec::{JOINING, LANES, entry_bytes, real_bytes, scalar_bytes};
+use super::spec::{JOINING, LANES, entry_bytes, scalar_bytes};
 use crate::device::cuda::driver::launch::{address, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 
-/// Threads of a block of `take_lists` and `close_gaps`.
+/// Threads of a block of `take_lists` and `add_visits`.
 const TAKING: usize = 256;
-
-/// ListBuffers whose lengths a block sums, and a thread.
-const ADDING: usize = 4096;
-const OF_A_THREAD: usize = 4;
 
 /// Threads of a multiprocessor.
 const TOGETHER: usize = 2048;
@@ -82,7 +79,9 @@ impl BucketKernels {
     pub(super) fn join_buckets(
         &self,
         stream: &Arc<CudaStream>,
-        (base, joining, table): (&Buffer, &JoinedTables<'_>, usize),
+        base: &Buffer,
+        joining: &JoinedTables<'_>,
+        table: usize,
         joined: &mut JoinedLists,
         join: JoinRange,
     ) -> Result<()> {
@@ -129,18 +128,20 @@ impl BucketKernels {
     pub(super) fn take_lists(
         &self,
         stream: &Arc<CudaStream>,
-        (joining, joined): (&JoinedTables<'_>, &JoinedLists),
-        (own, queries): (&DeviceSelfRows, usize),
+        joining: &JoinedTables<'_>,
+        joined: &JoinedLists,
+        own: &DeviceSelfRows,
         to: &mut BucketLists,
     ) -> Result<()> {
-        let (k, kind) = (joined.k, self.spec().kind());
-        to.check((queries, k), kind);
+        let BucketLists { queries, k, .. } = *to;
+        to.check(self.spec().kind());
+        assert!(joined.k == k);
         check_size(joining.own, joining.tables * joining.table_rows, 8);
         assert!(joined.rows == joining.table_rows);
-        let own = own.on_device(stream, (queries, joined.rows));
+        let own = own.on_device(stream, Sides { queries, base: joined.rows });
         let (count, per_query) = (queries as u32, k as u32);
         let mut launch = stream.launch_builder(&self.take_lists);
-        launch.arg(joined.lists.slice()).arg(to.found.slice_mut()).arg(to.distances.slice_mut());
+        launch.arg(joined.lists.slice()).arg(to.rows.slice_mut()).arg(to.distances.slice_mut());
         launch.arg(to.counts.slice_mut()).arg(&own).arg(&count).arg(&per_query);
         // SAFETY: sizes are checked above, those of lists when they were made; queries are base rows, as
         // the caller has checked.
@@ -160,52 +161,6 @@ impl BucketKernels {
         // rows, as the caller has checked.
         unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("add_visits"))?;
-        Ok(())
-    }
-
-    /// The first position of each list once lists are contiguous, then the end of the last, as u64.
-    pub(super) fn add_up_lists(
-        &self,
-        stream: &Arc<CudaStream>,
-        (taken, queries): (&BucketLists, usize),
-        starts: &mut Buffer,
-    ) -> Result<()> {
-        check_size(&taken.counts, queries, 4);
-        check_size(starts, queries + 1, 8);
-        check_size(&taken.work, 3, 8);
-        let count = queries as u32;
-        let all_kept = address(stream, &taken.work) + 16;
-        let mut launch = stream.launch_builder(&self.add_up_lists);
-        launch.arg(taken.counts.slice()).arg(starts.slice_mut()).arg(&all_kept).arg(&count);
-        // SAFETY: `counts` has an element for each query, `starts` one more, and the address is of
-        // the third of the three counters of `work`, as checked above.
-        unsafe { launch.launch(config((queries + 1).div_ceil(ADDING), ADDING / OF_A_THREAD, 0)) }
-            .map_err(failed("add_up_lists"))?;
-        Ok(())
-    }
-
-    /// Makes the rows and distances of lists contiguous: `starts` has the first position of each
-    /// list, then the end of the last, as u64.
-    pub(super) fn close_gaps(
-        &self,
-        stream: &Arc<CudaStream>,
-        (taken, queries, k): (&BucketLists, usize, usize),
-        (starts, all): (&Buffer, usize),
-        (found, distances): (&mut Buffer, &mut Buffer),
-    ) -> Result<()> {
-        let kind = self.spec().kind();
-        taken.check((queries, k), kind);
-        check_size(starts, queries + 1, 8);
-        check_size(found, all, 4);
-        check_size(distances, all, real_bytes(kind));
-        let (count, per_query) = (queries as u32, k as u32);
-        let mut launch = stream.launch_builder(&self.close_gaps);
-        launch.arg(taken.found.slice()).arg(taken.distances.slice()).arg(starts.slice());
-        launch.arg(found.slice_mut()).arg(distances.slice_mut()).arg(&count).arg(&per_query);
-        // SAFETY: sizes are checked above; lists have up to k neighbours, and end where the next begins, the
-        // last at `all`, as the caller has checked.
-        unsafe { launch.launch(config((queries * k).div_ceil(TAKING), TAKING, 0)) }
-            .map_err(failed("close_gaps"))?;
         Ok(())
     }
 }

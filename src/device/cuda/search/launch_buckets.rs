@@ -1,5 +1,4 @@
-//! The launches of searches in LSH buckets, and the memory that they share. The rules of all
-//! launches are in `launch`.
+//! The kernels of LSH buckets, the launches of searches in them, and the memory that these share.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -7,8 +6,10 @@ use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
+use super::Sides;
 use super::launch::{FETCH_PENALTY, per_cycle};
 use super::spec::{SearchKernelSpec, entry_bytes, real_bytes, scalar_bytes};
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
     Rate, address, allow_shared, check_size, config, function,
@@ -30,10 +31,17 @@ const WARPS_TOGETHER: usize = 32;
 /// The fewest candidates that a warp collects beside its neighbours before sorting.
 const ROOM: usize = 48;
 
+/// Threads of a block of `close_gaps`.
+const CLOSING: usize = 256;
+
+/// Lists whose lengths a block sums, and a thread.
+const ADDING: usize = 4096;
+const OF_A_THREAD: usize = 4;
+
 /// The same struct as in `kernels/search/buckets.cuh`, which documents it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct BucketSearch {
+struct BucketSearchOnDevice {
     table_rows: u64,
     words: u64,
     first: u32,
@@ -57,12 +65,12 @@ pub(super) struct OwnRowsOnDevice {
 }
 
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for BucketSearch {}
+unsafe impl DeviceRepr for BucketSearchOnDevice {}
 // SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
 unsafe impl DeviceRepr for OwnRowsOnDevice {}
 
 assert_layout!(OwnRowsOnDevice, 16, { listed: 0, first: 8, padding: 12 });
-assert_layout!(BucketSearch, 64, {
+assert_layout!(BucketSearchOnDevice, 64, {
     table_rows: 0, words: 8, first: 16, end: 20, tables: 24, dim: 28, k: 32, slots: 36, is_own: 40,
     probes: 44, own: 48,
 });
@@ -81,20 +89,21 @@ pub(super) enum DeviceSelfRows {
 }
 
 impl DeviceSelfRows {
-    /// The rows of `queries` queries, each one of `base_rows` rows, as an argument of kernels.
+    /// The base rows that are the queries, as an argument of kernels. `count`: of queries, and of
+    /// base rows.
     pub(super) fn on_device(
         &self,
         stream: &Arc<CudaStream>,
-        (queries, rows): (usize, usize),
+        count: Sides<usize>,
     ) -> OwnRowsOnDevice {
         let (listed, first) = match self {
             Self::Separate => (0, NOBODY),
             Self::From(first) => {
-                assert!(*first as usize + queries <= rows);
+                assert!(*first as usize + count.queries <= count.base);
                 (0, *first)
             }
             Self::Each(buffer) => {
-                check_size(buffer, queries, 4);
+                check_size(buffer, count.queries, 4);
                 (address(stream, buffer), NOBODY)
             }
         };
@@ -104,13 +113,12 @@ impl DeviceSelfRows {
 
 /// A search in buckets, on the device.
 pub(super) struct BucketSearchBuffers {
-    pub(super) queries: usize,
     pub(super) base_rows: usize,
     /// Elements of a row.
     pub(super) dim: usize,
-    pub(super) k: usize,
     /// The number of tables, and of those that are probed.
-    pub(super) tables: (usize, usize),
+    pub(super) tables: usize,
+    pub(super) probed_tables: usize,
     /// Warps with a bit field.
     pub(super) workers: usize,
     /// The buckets that queries probe.
@@ -120,13 +128,15 @@ pub(super) struct BucketSearchBuffers {
     pub(super) left_out: Option<Buffer>,
     /// A bit for each base row and warp; all zero.
     pub(super) seen: Buffer,
-    pub(super) taken: BucketLists,
+    pub(super) lists: BucketLists,
 }
 
 /// The lists of queries.
 pub(super) struct BucketLists {
+    pub(super) queries: usize,
+    pub(super) k: usize,
     /// Per query `k` rows and distances, and the number of neighbours.
-    pub(super) found: Buffer,
+    pub(super) rows: Buffer,
     pub(super) distances: Buffer,
     pub(super) counts: Buffer,
     /// Three u64: visited rows, compared pairs, and the neighbours in all lists, once these are
@@ -138,9 +148,18 @@ pub(super) struct BucketLists {
 pub(super) enum BucketLookup {
     /// The query's own bucket in each table.
     Own,
-    /// The number of ranges; the ranges; and per query and table the position of its first range,
-    /// then the end of the last, of u32: `None` if the number of ranges is the same for all.
-    Given(usize, Buffer, Option<Buffer>),
+    /// Ranges, and their number. `starts`: per query and table the position of its first range, then
+    /// the end of the last, of u32; `None` if the number of ranges is the same for all.
+    Given { count: usize, ranges: Buffer, starts: Option<Buffer> },
+}
+
+/// The buckets of tables.
+pub(super) struct BucketStarts {
+    /// The number of buckets, and their first positions in their tables, of u32.
+    pub(super) count: usize,
+    pub(super) starts: Buffer,
+    /// Per table the number of its first bucket, then the number of all buckets, of u64.
+    pub(super) first_bucket: Buffer,
 }
 
 /// The tables for which the bucket of each row is determined.
@@ -150,10 +169,7 @@ pub(super) struct OwnBuckets<'a> {
     pub(super) table_rows: usize,
     /// The rows of all tables, of u32.
     pub(super) rows: &'a Buffer,
-    /// The number of buckets, and their first positions in their tables, of u32.
-    pub(super) buckets: (usize, &'a Buffer),
-    /// Per table the number of its first bucket, then the number of all buckets, of u64.
-    pub(super) first_bucket: &'a Buffer,
+    pub(super) buckets: &'a BucketStarts,
 }
 
 impl BucketSearchBuffers {
@@ -165,25 +181,28 @@ impl BucketSearchBuffers {
     /// Ranges per query and table, if all have the same number.
     fn probes(&self) -> usize {
         match self.buckets {
-            BucketLookup::Given(count, _, None) => count / (self.queries * self.tables.1).max(1),
-            BucketLookup::Given(..) | BucketLookup::Own => 1,
+            BucketLookup::Given { count, starts: None, .. } => {
+                count / (self.lists.queries * self.probed_tables).max(1)
+            }
+            BucketLookup::Given { .. } | BucketLookup::Own => 1,
         }
     }
 
     /// Checks the sizes of all buffers.
     fn check(&self, kind: ElementKind) {
-        let Self { queries, base_rows, k, tables: (tables, looked_at), workers, .. } = *self;
-        assert!(looked_at <= tables && looked_at > 0);
+        let Self { base_rows, tables, probed_tables, workers, .. } = *self;
+        let queries = self.lists.queries;
+        assert!(probed_tables <= tables && probed_tables > 0);
         self.left_out.iter().for_each(|bits| check_size(bits, base_rows.div_ceil(64), 8));
         check_size(&self.seen, workers * Self::words(base_rows), 4);
-        self.taken.check((queries, k), kind);
+        self.lists.check(kind);
         match &self.buckets {
             BucketLookup::Own => assert!(!matches!(self.own, DeviceSelfRows::Separate)),
-            BucketLookup::Given(count, ranges, starts) => {
+            BucketLookup::Given { count, ranges, starts } => {
                 check_size(ranges, *count, 8);
                 match starts {
-                    Some(starts) => check_size(starts, queries * looked_at + 1, 4),
-                    None => assert!(*count == queries * looked_at * self.probes()),
+                    Some(starts) => check_size(starts, queries * probed_tables + 1, 4),
+                    None => assert!(*count == queries * probed_tables * self.probes()),
                 }
             }
         }
@@ -191,9 +210,28 @@ impl BucketSearchBuffers {
 }
 
 impl BucketLists {
+    /// Allocates empty lists of up to `k` neighbours.
+    pub(super) fn new(
+        device: &CudaDevice,
+        queries: usize,
+        k: usize,
+        kind: ElementKind,
+    ) -> Result<Self> {
+        let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
+        Ok(Self {
+            queries,
+            k,
+            rows: allocate(queries * k * 4)?,
+            distances: allocate(queries * k * real_bytes(kind))?,
+            counts: device.filled(queries * 4, 0)?,
+            work: device.filled(24, 0)?,
+        })
+    }
+
     /// Checks the sizes of all buffers.
-    pub(super) fn check(&self, (queries, k): (usize, usize), kind: ElementKind) {
-        check_size(&self.found, queries * k, 4);
+    pub(super) fn check(&self, kind: ElementKind) {
+        let Self { queries, k, .. } = *self;
+        check_size(&self.rows, queries * k, 4);
         check_size(&self.distances, queries * k, real_bytes(kind));
         check_size(&self.counts, queries, 4);
         check_size(&self.work, 2, 8);
@@ -214,8 +252,8 @@ pub(super) struct BucketKernels {
     pub(super) join_for_16: CudaFunction,
     pub(super) take_lists: CudaFunction,
     pub(super) add_visits: CudaFunction,
-    pub(super) add_up_lists: CudaFunction,
-    pub(super) close_gaps: CudaFunction,
+    add_up_lists: CudaFunction,
+    close_gaps: CudaFunction,
     /// Pairs × dimensions per second: of a search, and of a self-join.
     pub(super) search_rate: Arc<Rate>,
     pub(super) join_rate: Arc<Rate>,
@@ -279,55 +317,58 @@ impl BucketKernels {
     pub(super) fn nearest_in_buckets(
         &self,
         stream: &Arc<CudaStream>,
-        (queries, base): (&Buffer, &Buffer),
-        (rows, own): (&Buffer, Option<&Buffer>),
-        (search, some): (&mut BucketSearchBuffers, Range<usize>),
+        sides: Sides<&Buffer>,
+        rows: &Buffer,
+        own: Option<&Buffer>,
+        search: &mut BucketSearchBuffers,
+        some: Range<usize>,
     ) -> Result<()> {
-        let Some((slots, warps)) = self.warps_of_block(search.k) else {
+        let BucketSearchBuffers { dim, base_rows, workers, tables, probed_tables, .. } = *search;
+        let BucketLists { queries, k, .. } = search.lists;
+        let Some((slots, warps)) = self.warps_of_block(k) else {
             unreachable!("the entries of a warp fit")
         };
         let kind = self.spec().kind();
-        let BucketSearchBuffers { dim, k, base_rows, workers, tables: (_, looked_at), .. } =
-            *search;
-        check_size(queries, search.queries * dim, scalar_bytes(kind));
-        check_size(base, base_rows * dim, scalar_bytes(kind));
-        check_size(rows, search.tables.0 * base_rows, 4);
-        assert!(some.end <= search.queries && k > 0);
+        check_size(sides.queries, queries * dim, scalar_bytes(kind));
+        check_size(sides.base, base_rows * dim, scalar_bytes(kind));
+        check_size(rows, tables * base_rows, 4);
+        assert!(some.end <= queries && k > 0);
         search.check(kind);
         let (ranges, starts) = match (&search.buckets, own) {
-            (BucketLookup::Given(_, ranges, starts), _) => (ranges, starts.as_ref()),
+            (BucketLookup::Given { ranges, starts, .. }, _) => (ranges, starts.as_ref()),
             (BucketLookup::Own, Some(own)) => {
-                check_size(own, search.tables.0 * base_rows, 8);
+                check_size(own, tables * base_rows, 8);
                 (own, None)
             }
             (BucketLookup::Own, None) => unreachable!("rows have buckets of their own"),
         };
         let blocks = (workers / warps).min(some.len().div_ceil(warps));
         assert!(blocks > 0);
-        let given = BucketSearch {
+        let given = BucketSearchOnDevice {
             table_rows: base_rows as u64,
             words: BucketSearchBuffers::words(base_rows) as u64,
             first: some.start as u32,
             end: some.end as u32,
-            tables: looked_at as u32,
+            tables: probed_tables as u32,
             dim: dim as u32,
             k: k as u32,
             slots: slots as u32,
             is_own: u32::from(matches!(search.buckets, BucketLookup::Own)),
             probes: search.probes() as u32,
-            own: search.own.on_device(stream, (search.queries, base_rows)),
+            own: search.own.on_device(stream, Sides { queries, base: base_rows }),
         };
         let null = 0u64;
         let mut launch = stream.launch_builder(&self.nearest_in_buckets);
-        launch.arg(queries.slice()).arg(base.slice()).arg(rows.slice()).arg(ranges.slice());
+        launch.arg(sides.queries.slice()).arg(sides.base.slice());
+        launch.arg(rows.slice()).arg(ranges.slice());
         for optional in [starts, search.left_out.as_ref()] {
             match optional {
                 Some(buffer) => launch.arg(buffer.slice()),
                 None => launch.arg(&null),
             };
         }
-        let BucketLists { found, distances, counts, work } = &mut search.taken;
-        launch.arg(search.seen.slice_mut()).arg(found.slice_mut()).arg(distances.slice_mut());
+        let BucketLists { rows, distances, counts, work, .. } = &mut search.lists;
+        launch.arg(search.seen.slice_mut()).arg(rows.slice_mut()).arg(distances.slice_mut());
         launch.arg(counts.slice_mut()).arg(work.slice_mut()).arg(&given);
         let shared = warps * slots * entry_bytes(kind);
         // SAFETY: sizes are checked above; ranges are of rows of their tables, and these of the base,
@@ -342,24 +383,74 @@ impl BucketKernels {
     pub(super) fn find_own_buckets(
         &self,
         stream: &Arc<CudaStream>,
-        found: &mut Buffer,
+        own: &mut Buffer,
         of: &OwnBuckets<'_>,
     ) -> Result<()> {
         const THREADS: usize = 256;
-        let OwnBuckets { tables, table_rows, rows, buckets: (count, buckets), first_bucket } = *of;
+        let OwnBuckets { tables, table_rows, rows, buckets } = *of;
+        let BucketStarts { count, starts, first_bucket } = buckets;
         check_size(rows, tables * table_rows, 4);
-        check_size(buckets, count, 4);
+        check_size(starts, *count, 4);
         check_size(first_bucket, tables + 1, 8);
-        check_size(found, tables * table_rows, 8);
+        check_size(own, tables * table_rows, 8);
         let (all_rows, all_tables) = (table_rows as u32, tables as u32);
         let mut grid = config(table_rows.div_ceil(THREADS), THREADS, 0);
         grid.grid_dim.1 = tables.min(65_535) as u32;
         let mut launch = stream.launch_builder(&self.find_own_buckets);
-        launch.arg(rows.slice()).arg(buckets.slice()).arg(first_bucket.slice());
-        launch.arg(found.slice_mut()).arg(&all_rows).arg(&all_tables);
+        launch.arg(rows.slice()).arg(starts.slice()).arg(first_bucket.slice());
+        launch.arg(own.slice_mut()).arg(&all_rows).arg(&all_tables);
         // SAFETY: each table has `table_rows` rows of the base, each once, and a bucket that begins at
         // its first row, as the caller has checked; sizes are checked above.
         unsafe { launch.launch(grid) }.map_err(failed("find_own_buckets"))?;
+        Ok(())
+    }
+
+    /// The first position of each list once lists are contiguous, then the end of the last, as u64.
+    pub(super) fn add_up_lists(
+        &self,
+        stream: &Arc<CudaStream>,
+        lists: &BucketLists,
+        starts: &mut Buffer,
+    ) -> Result<()> {
+        let queries = lists.queries;
+        check_size(&lists.counts, queries, 4);
+        check_size(starts, queries + 1, 8);
+        check_size(&lists.work, 3, 8);
+        let count = queries as u32;
+        let neighbors = address(stream, &lists.work) + 16;
+        let mut launch = stream.launch_builder(&self.add_up_lists);
+        launch.arg(lists.counts.slice()).arg(starts.slice_mut()).arg(&neighbors).arg(&count);
+        // SAFETY: `counts` has an element for each query, `starts` one more, and the address is of
+        // the third of the three counters of `work`, as checked above.
+        unsafe { launch.launch(config((queries + 1).div_ceil(ADDING), ADDING / OF_A_THREAD, 0)) }
+            .map_err(failed("add_up_lists"))?;
+        Ok(())
+    }
+
+    /// Makes the rows and distances of lists contiguous: `starts` has the first position of each
+    /// list, then the end of the last, as u64.
+    pub(super) fn close_gaps(
+        &self,
+        stream: &Arc<CudaStream>,
+        lists: &BucketLists,
+        starts: &Buffer,
+        all: usize,
+        rows: &mut Buffer,
+        distances: &mut Buffer,
+    ) -> Result<()> {
+        let (&BucketLists { queries, k, .. }, kind) = (lists, self.spec().kind());
+        lists.check(kind);
+        check_size(starts, queries + 1, 8);
+        check_size(rows, all, 4);
+        check_size(distances, all, real_bytes(kind));
+        let (count, per_query) = (queries as u32, k as u32);
+        let mut launch = stream.launch_builder(&self.close_gaps);
+        launch.arg(lists.rows.slice()).arg(lists.distances.slice()).arg(starts.slice());
+        launch.arg(rows.slice_mut()).arg(distances.slice_mut()).arg(&count).arg(&per_query);
+        // SAFETY: sizes are checked above; lists have up to k neighbours, and end where the next begins, the
+        // last at `all`, as the caller has checked.
+        unsafe { launch.launch(config((queries * k).div_ceil(CLOSING), CLOSING, 0)) }
+            .map_err(failed("close_gaps"))?;
         Ok(())
     }
 }

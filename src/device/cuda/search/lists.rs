@@ -7,17 +7,20 @@ use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
+use super::Sides;
 use super::exact::Exact;
 use super::filter::{self, Filtering};
-use super::launch::{LEAST_MERGED, ListBuffers, Pass, SearchKernels};
+use super::launch::SearchKernels;
+use super::launch_lists::{LEAST_MERGED, ListBuffers, Pass};
 use super::passes::{self, PANEL, PassKind, SearchPasses};
 use super::rows::{RowPanels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
 use crate::device::contract::{Distances, Enough, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cuda::device::{CudaDevice, PairStrategy};
+use crate::device::cuda::driver::download::Append;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
-use crate::device::cuda::driver::memory::{Buffer, Memory};
+use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::device::cuda::driver::upload::{Transfer, elapsed};
 use crate::error::{Error, Result};
@@ -66,9 +69,9 @@ pub(super) fn list_bytes(kind: ElementKind, k: usize) -> usize {
 impl Search {
     /// Empty lists.
     pub(super) fn new(
-        gpu: &Gpu,
-        memory: &Arc<Memory>,
-        (kernels, rows): (Arc<SearchKernels>, usize),
+        CudaDevice { gpu, memory, .. }: &CudaDevice,
+        kernels: Arc<SearchKernels>,
+        rows: usize,
         k: usize,
     ) -> Result<Self> {
         let (kind, slots) = (kernels.spec().kind(), passes::slots(k));
@@ -104,13 +107,12 @@ impl Search {
     pub(super) fn add(
         &mut self,
         device: &CudaDevice,
-        queries: &RowPanels,
-        base: &RowPanels,
+        sides: Sides<&RowPanels>,
         pairing: &Pairing<'_>,
         job: &Job,
     ) -> Result<()> {
         job.check()?;
-        let gpu = &device.gpu;
+        let (gpu, Sides { queries, base }) = (&device.gpu, sides);
         for side in [queries, base] {
             self.account.transfers.extend(side.take_transfer());
             wait_for(gpu, &side.ready)?;
@@ -119,7 +121,7 @@ impl Search {
         self.is_self_join |= pairing.queries != QueryRows::Separate;
         if queries.rows > 0 && base.rows > 0 {
             let begin = gpu.timestamp()?;
-            self.run_passes(device, queries, base, pairing, job)?;
+            self.run_passes(device, sides, pairing, job)?;
             self.account.computing.push((begin, gpu.timestamp()?));
             self.account.pairs += queries.rows as u64 * base.rows as u64;
         }
@@ -130,14 +132,13 @@ impl Search {
     fn run_passes(
         &mut self,
         device: &CudaDevice,
-        queries: &RowPanels,
-        base: &RowPanels,
+        sides: Sides<&RowPanels>,
         pairing: &Pairing<'_>,
         job: &Job,
     ) -> Result<()> {
-        let gpu = &device.gpu;
+        let (gpu, base) = (&device.gpu, sides.base);
         let mut pass = self.pass(base, pairing);
-        let filtering = self.filtering(device, queries, base)?;
+        let filtering = self.filtering(device, sides)?;
         let tiles = filtering.as_ref().map(|filtering| filtering.tiles(base.stored_dim));
         let passes = SearchPasses::new(base.rows, self.lists.k, self.offered as usize);
         let passes = passes.filtered(tiles);
@@ -149,48 +150,42 @@ impl Search {
             let is_dense = step.kind == PassKind::Dense;
             pass.dense = if is_dense { (step.visits.len() * PANEL) as u32 } else { 0 };
             if step.kind == PassKind::Bounding {
-                self.bound(device, (queries, base), &pass)?;
+                self.bound(device, sides.buffers(), &pass)?;
                 continue;
             }
             if let Some(have) = have.replace(step.k).filter(|have| *have < step.k) {
-                self.kernels.lengthen_lists(&gpu.compute, &mut self.lists, (have, step.k))?;
+                self.kernels.lengthen_lists(&gpu.compute, &mut self.lists, have..step.k)?;
             }
             // After a filtered pass, a scan runs only if the filter was given up.
             let filtering = filtering.as_ref().filter(|_| step.kind == PassKind::Filtered);
             if let Some(filtering) = filtering {
-                let pass = (&pass, &step.visits);
-                filtering.run(gpu, &mut self.lists, pass, &mut self.throttle, job)?;
+                let (lists, throttle) = (&mut self.lists, &mut self.throttle);
+                filtering.run(gpu, lists, &pass, &step.visits, throttle, job)?;
             }
             let wanted = filtering.map(Filtering::given_up);
-            self.scan(gpu, (queries, base), (&mut pass, &step.visits), wanted, job)?;
+            self.scan(gpu, sides, &mut pass, &step.visits, wanted, job)?;
             self.merge(gpu, &pass, wanted, job)?;
             if !is_dense {
                 let penalty = if filtering.is_some() { FEW_AGAIN } else { SEARCH_AGAIN_PENALTY };
-                self.search_again(gpu, (queries, base), (&mut pass, &step.visits), penalty, job)?;
+                self.search_again(gpu, sides, &mut pass, &step.visits, penalty, job)?;
             }
         }
         if may_end_short {
             self.kernels.find_short(&gpu.compute, &mut self.lists, &pass)?;
             pass.start = 0;
             let all = 0..pass.panels as usize;
-            self.search_again(gpu, (queries, base), (&mut pass, &all), FEW_AGAIN, job)?;
+            self.search_again(gpu, sides, &mut pass, &all, FEW_AGAIN, job)?;
         }
         Ok(())
     }
 
     /// Sets the thresholds of empty lists, from a few panels.
-    fn bound(
-        &mut self,
-        device: &CudaDevice,
-        (queries, base): (&RowPanels, &RowPanels),
-        pass: &Pass,
-    ) -> Result<()> {
+    fn bound(&mut self, device: &CudaDevice, sides: Sides<&Buffer>, pass: &Pass) -> Result<()> {
         let (compute, lists) = (&device.gpu.compute, &mut self.lists);
         let splits = self.kernels.bounding_splits(lists, (pass.end - pass.begin) as usize);
         let bytes = lists.queries * splits * 32 * real_bytes(self.kernels.spec().kind());
         let mut least = device.memory.allocate(compute, bytes)?;
-        let sides = (&queries.buffer, &base.buffer);
-        self.kernels.bound_lists(compute, sides, (lists, &mut least), pass)
+        self.kernels.bound_lists(compute, sides, lists, &mut least, pass)
     }
 
     /// Compares all queries with the panels of some visits; skipped if `wanted` is given and its
@@ -198,19 +193,19 @@ impl Search {
     fn scan(
         &mut self,
         gpu: &Gpu,
-        (queries, base): (&RowPanels, &RowPanels),
-        (pass, visits): (&mut Pass, &Range<usize>),
+        sides: Sides<&RowPanels>,
+        pass: &mut Pass,
+        visits: &Range<usize>,
         wanted: Option<&Buffer>,
         job: &Job,
     ) -> Result<()> {
-        let rate = self.kernels.scan_rate().clone();
-        let most = rate.of_a_launch();
-        for visits in passes::launches(visits, queries.rows, base.stored_dim, most) {
+        let (rate, buffers) = (self.kernels.scan_rate.clone(), sides.buffers());
+        let (queries, dim) = (sides.queries.rows, sides.base.stored_dim);
+        for visits in passes::launches(visits, queries, dim, rate.of_a_launch()) {
             job.check()?;
             (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
-            let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
-            self.kernels.scan(&gpu.compute, sides, lists, pass, wanted)?;
-            let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
+            self.kernels.scan(&gpu.compute, buffers, &mut self.lists, pass, wanted)?;
+            let work = passes::operations(visits.len(), queries, dim);
             self.throttle.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
         }
         Ok(())
@@ -221,19 +216,19 @@ impl Search {
     fn search_again(
         &mut self,
         gpu: &Gpu,
-        (queries, base): (&RowPanels, &RowPanels),
-        (pass, visits): (&mut Pass, &Range<usize>),
+        sides: Sides<&RowPanels>,
+        pass: &mut Pass,
+        visits: &Range<usize>,
         penalty: f64,
         job: &Job,
     ) -> Result<()> {
-        let rate = self.kernels.scan_rate().clone();
-        let most = rate.of_a_launch() / penalty;
-        for visits in passes::launches(visits, queries.rows, base.stored_dim, most) {
+        let (rate, buffers) = (self.kernels.scan_rate.clone(), sides.buffers());
+        let (queries, dim) = (sides.queries.rows, sides.base.stored_dim);
+        for visits in passes::launches(visits, queries, dim, rate.of_a_launch() / penalty) {
             job.check()?;
             (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
-            let (sides, lists) = ((&queries.buffer, &base.buffer), &mut self.lists);
-            self.kernels.search_again(&gpu.compute, sides.0, sides.1, lists, pass)?;
-            let work = passes::operations(visits.len(), queries.rows, base.stored_dim);
+            self.kernels.search_again(&gpu.compute, buffers, &mut self.lists, pass)?;
+            let work = passes::operations(visits.len(), queries, dim);
             self.throttle.launched(&gpu.compute, &rate, work * penalty, Counted::Guessed)?;
         }
         Ok(())
@@ -243,21 +238,17 @@ impl Search {
     fn filtering(
         &self,
         device: &CudaDevice,
-        queries: &RowPanels,
-        base: &RowPanels,
+        Sides { queries, base }: Sides<&RowPanels>,
     ) -> Result<Option<Filtering>> {
-        let CudaDevice { gpu, memory, pair_strategy } = device;
-        let spec = self.kernels.spec();
-        let list = (self.lists.k, self.lists.slots, self.kernels.shared_limit);
-        let sizes = (queries.rows, base.rows);
-        let always = !matches!(pair_strategy, PairStrategy::Best);
+        let (spec, shared) = (self.kernels.spec(), self.kernels.shared_limit);
+        let sizes = Sides { queries: queries.rows, base: base.rows };
+        let always = !matches!(device.pair_strategy, PairStrategy::Best);
         let Some(by) = device.tensor_cores(spec.kind()) else { return Ok(None) };
-        if !filter::pays((spec.kind(), spec.metric()), list, sizes, always) {
+        if !filter::pays(spec, self.lists.k, shared, sizes, always) {
             return Ok(None);
         }
         let Some(packed) = base.packed(device, by)? else { return Ok(None) };
-        let queries = (queries.rows(), &self.lists);
-        match Filtering::new(gpu, memory, packed, queries) {
+        match Filtering::new(device, packed, queries.rows(), &self.lists) {
             Err(Error::DeviceMemory { .. }) => Ok(None),
             filtering => filtering.map(Some),
         }
@@ -273,7 +264,7 @@ impl Search {
         for first in (0..self.lists.queries).step_by(together) {
             job.check()?;
             let count = together.min(self.lists.queries - first);
-            let queries = (first, count);
+            let queries = first..first + count;
             self.kernels.merge(&gpu.compute, &mut self.lists, pass, queries, wanted)?;
             let work = count as f64 * per_query;
             self.throttle.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
@@ -314,16 +305,16 @@ impl Search {
     /// Downloads the lists, and appends them to `to`.
     pub(super) fn finish(
         mut self,
-        gpu: &Gpu,
-        memory: &Arc<Memory>,
+        device: &CudaDevice,
         to: &mut Neighbors,
         job: &Job,
     ) -> Result<()> {
+        let CudaDevice { gpu, memory, .. } = device;
         let kind = self.kernels.spec().kind();
         let eligible = self.offered.saturating_sub(u64::from(self.is_self_join));
         let per_query = (self.lists.k as u64).min(eligible) as usize;
         if let Some(exact) = self.exact.take() {
-            return self.finish_exactly(exact, (gpu, memory), per_query, (to, job));
+            return self.finish_exactly(device, exact, per_query, to, job);
         }
         assert!(to.rows.is_empty() || to.per_query == per_query);
         let count = self.lists.queries * per_query;
@@ -335,14 +326,14 @@ impl Search {
         }
         let redone = self.redone(gpu)?;
         let work = self.account.settle(redone)?;
-        let (stream, of_rows) = (&gpu.compute, (rows.slice(), &mut to.rows));
-        let from = distances.slice();
+        let (stream, from) = (&gpu.compute, distances.slice());
+        let rows = Append { from: rows.slice(), to: &mut to.rows };
         match &mut to.distances {
             Distances::F32(to) => {
-                gpu.downloader.append_both(stream, of_rows, (from, to), count, job)?
+                gpu.downloader.append_both(stream, rows, Append { from, to }, count, job)?
             }
             Distances::F64(to) => {
-                gpu.downloader.append_both(stream, of_rows, (from, to), count, job)?
+                gpu.downloader.append_both(stream, rows, Append { from, to }, count, job)?
             }
         }
         to.per_query = per_query;
@@ -353,17 +344,18 @@ impl Search {
     /// The same for lists by the definition.
     fn finish_exactly(
         mut self,
+        device: &CudaDevice,
         mut exact: Exact,
-        device: (&Gpu, &Arc<Memory>),
         per_query: usize,
-        (to, job): (&mut Neighbors, &Job),
+        to: &mut Neighbors,
+        job: &Job,
     ) -> Result<()> {
-        let (gpu, queries) = (device.0, self.lists.queries);
+        let (gpu, queries) = (&device.gpu, self.lists.queries);
         assert!(self.offered == exact.base_rows() as u64);
         let begin = gpu.timestamp()?;
         if queries * per_query > 0 {
-            let lists = (&*self.kernels, &mut self.lists);
-            exact.rank(device, lists, per_query, (&mut self.throttle, job))?;
+            let (lists, throttle) = (&mut self.lists, &mut self.throttle);
+            exact.rank(device, &self.kernels, lists, per_query, throttle, job)?;
         }
         self.account.computing.push((begin, gpu.timestamp()?));
         self.account.transfers.extend(exact.take_transfers());

@@ -3,17 +3,16 @@
 //! | module | job |
 //! |---|---|
 //! | `contract_impl` | the search contract of a GPU |
-//! | `buckets`, `launch_buckets` | searches in LSH buckets |
-//! | `tables` | LSH tables, built on the GPU or sent |
-//! | `bucket_self_join`, `launch_bucket_self_join` | self-joins of LSH buckets |
-//! | `exact`, `exact_values` | lists by the definition, and the values that it reads |
-//! | `rows` | rows and their layouts on the GPU |
-//! | `launch_prebound` | launches that set and repair thresholds, and extend lists |
-//! | `lists` | the lists of a block of queries, from empty to downloaded |
-//! | `filter` | the filter of pairs by tensor-core products |
+//! | `rows`, `launch_layouts` | rows and their layouts on the GPU |
 //! | `passes` | the cut of a search into passes |
-//! | `launch`, `spec` | kernels, and their compile-time parameters |
-//! | `launch_pairs` | launches for pairs of rows anywhere in memory |
+//! | `lists`, `launch_lists` | the lists of a block of queries, from empty to downloaded |
+//! | `filter` | the filter of pairs by tensor-core products |
+//! | `exact`, `exact_values`, `launch_exact` | lists by the definition, and the values that it reads |
+//! | `launch_pairs` | chosen pairs |
+//! | `tables` | LSH tables, built on the GPU or sent |
+//! | `buckets`, `launch_buckets` | searches in LSH buckets |
+//! | `bucket_self_join`, `launch_bucket_self_join` | self-joins of LSH buckets |
+//! | `launch`, `spec` | kernels, the rules of their launches, and their compile-time parameters |
 //!
 //! Nothing here waits for the device, except to keep the host from running far ahead of it (so that
 //! a cancelled search stops soon) and to download values.
@@ -27,8 +26,10 @@ mod filter;
 mod launch;
 mod launch_bucket_self_join;
 mod launch_buckets;
+mod launch_exact;
+mod launch_layouts;
+mod launch_lists;
 mod launch_pairs;
-mod launch_prebound;
 mod lists;
 mod passes;
 mod rows;
@@ -36,3 +37,10 @@ mod spec;
 mod tables;
 
 pub(super) use tables::CudaTables;
+
+/// A thing of the queries, and the same of the base.
+#[derive(Debug, Clone, Copy)]
+struct Sides<T> {
+    queries: T,
+    base: T,
+}

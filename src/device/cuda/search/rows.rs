@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaEvent;
 
+use super::Sides;
 use super::exact_values::ExactValues;
-use super::filter::{InPanels, PackedBase};
-use super::launch::{Piece, SearchKernels};
+use super::filter::PackedBase;
+use super::launch::SearchKernels;
 use super::launch_buckets::BucketKernels;
+use super::launch_layouts::{InPanels, Piece};
 use super::passes::{PANEL, panels};
 use super::spec::{SearchKernelSpec, device_dim, scalar_bytes};
 use crate::device::cuda::device::{CudaDevice, TensorCores};
@@ -155,7 +157,7 @@ impl CudaRows {
             };
             let base = lock(&whole.base).clone();
             match base {
-                Some(base) => base.queries_of(device, first, self.rows.len(), negate),
+                Some(base) => base.queries_of(device, first..first + self.rows.len(), negate),
                 None => self.upload(device, PanelLayout::Queries { negate }, job),
             }
         })
@@ -227,22 +229,15 @@ impl CudaRows {
 
 impl RowPanels {
     /// Some base rows in the layout of queries, without another upload.
-    fn queries_of(
-        &self,
-        device: &CudaDevice,
-        first: usize,
-        rows: usize,
-        negate: bool,
-    ) -> Result<Self> {
+    fn queries_of(&self, device: &CudaDevice, some: Range<usize>, negate: bool) -> Result<Self> {
         let CudaDevice { gpu, memory, .. } = device;
         gpu.compute.wait(&self.ready).map_err(failed("cuStreamWaitEvent"))?;
         let begin = gpu.timestamp()?;
-        let (kernels, stored_dim) = (self.kernels.clone(), self.stored_dim);
+        let (kernels, rows, stored_dim) = (self.kernels.clone(), some.len(), self.stored_dim);
         let scalar = scalar_bytes(kernels.spec().kind());
         let mut buffer =
             memory.allocate(&gpu.compute, panels(rows) * PANEL * stored_dim * scalar)?;
-        let base = (&self.buffer, self.rows, stored_dim);
-        kernels.take_queries(&gpu.compute, base, &mut buffer, (first, rows), negate)?;
+        kernels.take_queries(&gpu.compute, self.rows(), some, &mut buffer, negate)?;
         let (end, ready) = (gpu.timestamp()?, gpu.timestamp()?);
         let transfer = Mutex::new(Some(Transfer { bytes: 0, begin, end }));
         Ok(Self {
@@ -254,6 +249,23 @@ impl RowPanels {
             transfer,
             packed: LayoutSlot::default(),
         })
+    }
+}
+
+impl<'a> Sides<&'a RowPanels> {
+    pub(super) fn buffers(self) -> Sides<&'a Buffer> {
+        Sides { queries: &self.queries.buffer, base: &self.base.buffer }
+    }
+}
+
+impl Sides<&CudaRows> {
+    /// Both sides in row-major order; the compute stream waits until they are there.
+    pub(super) fn plain(self, device: &CudaDevice, job: &Job) -> Result<Sides<Arc<Plain>>> {
+        let Self { queries, base } = self;
+        let (queries, base) = (queries.plain(device, job)?, base.plain(device, job)?);
+        wait_for(&device.gpu, &queries.ready)?;
+        wait_for(&device.gpu, &base.ready)?;
+        Ok(Sides { queries, base })
     }
 }
 

@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::bucket_self_join::KeptSelfJoin;
-use super::launch_buckets::BucketKernels;
-use super::launch_buckets::OwnBuckets;
+use super::launch_buckets::{BucketKernels, BucketStarts, OwnBuckets};
 use super::rows::{CudaRows, wait_for};
 use super::spec::device_dim;
 use crate::device::contract::{Hashes, TableRows, TablesBuilt};
@@ -40,9 +39,7 @@ enum Source {
 struct SentTables {
     /// The rows of all tables, table by table.
     rows: Buffer,
-    /// The number of buckets; their first positions in their tables; and per table the number of
-    /// its first bucket.
-    buckets: (usize, Buffer, Buffer),
+    buckets: BucketStarts,
     /// The bucket of each row in each table, once it is needed.
     own: Mutex<Option<Arc<Buffer>>>,
 }
@@ -74,7 +71,7 @@ impl CudaTables {
         let plain = base.plain(device, job)?;
         wait_for(&device.gpu, &plain.ready)?;
         let rows = hashed(base, &plain.buffer);
-        let Some(built) = HashedTables::new(device, (&rows, is_queried), hashes, job)? else {
+        let Some(built) = HashedTables::new(device, &rows, is_queried, hashes, job)? else {
             return Ok(None);
         };
         let buckets: u64 = built.sizes.iter().map(|[buckets, ..]| buckets).sum();
@@ -112,11 +109,11 @@ impl CudaTables {
             tables.iter().map(|table| sys::bytes_of(&table.buckets[..])).collect();
         let source = Source::Sent(Box::new(SentTables {
             rows: device.send(&rows, job)?,
-            buckets: (
-                numbers[tables.len()] as usize,
-                device.send(&buckets, job)?,
-                device.send(&[sys::bytes_of(&numbers[..])], job)?,
-            ),
+            buckets: BucketStarts {
+                count: numbers[tables.len()] as usize,
+                starts: device.send(&buckets, job)?,
+                first_bucket: device.send(&[sys::bytes_of(&numbers[..])], job)?,
+            },
             own: Mutex::default(),
         }));
         let (tables, self_join) = (tables.len(), KeptSelfJoin::default());
@@ -142,13 +139,11 @@ impl CudaTables {
         }
         let (gpu, rows) = (&device.gpu, self.tables * self.table_rows);
         let mut found = device.memory.allocate(&gpu.compute, rows * 8)?;
-        let (count, begins, first_bucket) = &sent.buckets;
         let of = OwnBuckets {
             tables: self.tables,
             table_rows: self.table_rows,
             rows: &sent.rows,
-            buckets: (*count, begins),
-            first_bucket,
+            buckets: &sent.buckets,
         };
         kernels.find_own_buckets(&gpu.compute, &mut found, &of)?;
         Ok(OwnRanges::Found(own.insert(Arc::new(found)).clone()))

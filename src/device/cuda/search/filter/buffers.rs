@@ -19,8 +19,9 @@ pub(super) enum PackedWith {
     Sorted { order: Buffer, fewest: Buffer },
 }
 
-/// Queries, packed for one base.
+/// Queries, packed for one base, in `places` places: padded to whole blocks.
 pub(super) struct QueryBuffers {
+    pub(super) places: usize,
     pub(super) tiles: Buffer,
     pub(super) rows: Buffer,
     pub(super) asked: Buffer,
@@ -33,4 +34,12 @@ pub(super) struct Scratch {
     pub(super) state: Buffer,
     /// Hits of each thread.
     pub(super) hits: Buffer,
+}
+
+/// All buffers of a filtered pass, beside lists.
+#[derive(Clone, Copy)]
+pub(super) struct FilterBuffers<'a> {
+    pub(super) base: &'a BaseBuffers,
+    pub(super) queries: &'a QueryBuffers,
+    pub(super) scratch: &'a Scratch,
 }

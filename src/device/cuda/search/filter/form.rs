@@ -2,8 +2,9 @@
 //!
 //! No CUDA here: this is pure arithmetic, and is tested as such.
 
-use super::super::passes::{Cuts, PANEL};
-use super::super::spec::{entry_bytes, scalar_bytes};
+use super::super::Sides;
+use super::super::passes::{self, Cuts, PANEL};
+use super::super::spec::{SearchKernelSpec, entry_bytes, scalar_bytes};
 use crate::device::cuda::device::TensorCores;
 use crate::device::cuda::driver::compile::Program;
 use crate::matrix::ElementKind;
@@ -386,16 +387,19 @@ fn has_products(kind: ElementKind, metric: Metric) -> bool {
     }
 }
 
-/// Whether the filter pays. `always` ignores small numbers of rows.
+/// Whether the filter pays for lists of `k` neighbours, in blocks with up to `shared` bytes of shared
+/// memory. `always` ignores small numbers of rows.
 pub(in super::super) fn pays(
-    (kind, metric): (ElementKind, Metric),
-    (k, slots, shared): (usize, usize, usize),
-    (queries, base): (usize, usize),
+    spec: &SearchKernelSpec,
+    k: usize,
+    shared: usize,
+    rows: Sides<usize>,
     always: bool,
 ) -> bool {
-    let enough = queries >= FEWEST_QUERIES && base >= FEWEST_ROWS;
-    let fits = k <= BY_LANES || merging_bytes(kind, slots) + STATIC_BYTES <= shared;
-    has_products(kind, metric) && fits && (enough || always)
+    let enough = rows.queries >= FEWEST_QUERIES && rows.base >= FEWEST_ROWS;
+    let merging = merging_bytes(spec.kind(), passes::slots(k));
+    let fits = k <= BY_LANES || merging + STATIC_BYTES <= shared;
+    has_products(spec.kind(), spec.metric()) && fits && (enough || always)
 }
 
 #[cfg(test)]

@@ -1,17 +1,16 @@
-//! The kernel launches of the filter, except those that pack rows: one function per kernel, which
-//! checks the sizes that the kernel relies on and picks its grid.
-//!
-//! Buffers are borrowed for the call, as in `search/launch.rs`.
+//! The kernels of the filter, and the launches of filtered passes. The rules of all launches are in
+//! `search/launch.rs`.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::super::launch::{ListBuffers, Pass};
+use super::super::launch_lists::{ListBuffers, Pass};
 use super::super::passes::{FIRST_WINDOW, PANEL, WINDOW};
 use super::super::spec::{definitions, entry_bytes, real_bytes, scalar_bytes};
-use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
+use super::buffers::{FilterBuffers, PackedWith, QueryBuffers, Scratch};
 use super::form::{
     AHEAD, ASKED_BYTES, BY_LANES, Form, GATHERED_BYTES, LONG_BYTES, STATIC_BYTES, THRESHOLD_BYTES,
     merging_bytes, pitch, room,
@@ -204,16 +203,18 @@ impl FilterKernels {
         self.scratch_slots() * self.form.keeping() * 2 * self.scratch_room(lists) * 4
     }
 
-    /// Finds the pairs of all queries with rows of tiles `begin..end` that may be within the
+    /// Finds the pairs of all queries with rows of these tiles that may be within the
     /// thresholds.
     pub(super) fn filter(
         &self,
         stream: &Arc<CudaStream>,
-        (base, queries): (&BaseBuffers, &QueryBuffers),
+        buffers: FilterBuffers<'_>,
         lists: &ListBuffers,
-        scratch: &Scratch,
-        (begin, end, k): (usize, usize, usize),
+        tiles: Range<usize>,
+        k: usize,
     ) -> Result<()> {
+        let FilterBuffers { base, queries, scratch } = buffers;
+        let Range { start: begin, end } = tiles;
         self.check(queries, lists, scratch);
         assert!(k <= lists.k);
         let form = self.form;
@@ -292,11 +293,11 @@ impl FilterKernels {
     pub(super) fn merge_hits(
         &self,
         stream: &Arc<CudaStream>,
-        (base, queries): (&BaseBuffers, &QueryBuffers),
+        buffers: FilterBuffers<'_>,
         lists: &mut ListBuffers,
-        scratch: &Scratch,
         pass: &Pass,
     ) -> Result<()> {
+        let FilterBuffers { base, queries, scratch } = buffers;
         self.check(queries, lists, scratch);
         let (kind, dim, k) = (self.kind, pass.dim as usize, pass.k as usize);
         let (scalar, pitch) = (scalar_bytes(kind), pitch(kind, dim));

@@ -1,11 +1,11 @@
-//! Kernel launches that pack rows of bits; as in `launch.rs`.
+//! The kernels that pack rows of bits, and their launches.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::super::launch::ListBuffers;
+use super::super::launch_lists::ListBuffers;
 use super::super::passes::{PANEL, WINDOW, windows};
 use super::buffers::{QueryBuffers, Scratch};
 use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES};
@@ -29,6 +29,15 @@ pub(super) struct BitPacker {
     pack_base: CudaFunction,
     pack_queries: CudaFunction,
     set_thresholds: CudaFunction,
+}
+
+/// The buffers of a base of bits that is being packed: its swizzled tiles and rows, the positions of
+/// rows before they were sorted, and the fewest set bits of a row of each tile.
+pub(super) struct BitBase<'a> {
+    pub(super) tiles: &'a Buffer,
+    pub(super) rows: &'a Buffer,
+    pub(super) order: &'a Buffer,
+    pub(super) fewest: &'a Buffer,
 }
 
 /// The layout of packed bit rows. The same struct as in `kernels/filter/bits.cuh`, which documents
@@ -72,8 +81,7 @@ impl BitPacker {
         &self,
         stream: &Arc<CudaStream>,
         panels: &Buffer,
-        (tiles, rows): (&Buffer, &Buffer),
-        (order, fewest): (&Buffer, &Buffer),
+        &BitBase { tiles, rows, order, fewest }: &BitBase<'_>,
         pack: &BitPack,
     ) -> Result<()> {
         let count = pack.panels as usize;
@@ -106,9 +114,9 @@ impl BitPacker {
         stream: &Arc<CudaStream>,
         panels: &Buffer,
         packed: &QueryBuffers,
-        (pack, places): (&BitPack, usize),
+        pack: &BitPack,
     ) -> Result<()> {
-        let rows = pack.rows as usize;
+        let (rows, places) = (pack.rows as usize, packed.places);
         self.check(pack);
         assert!(rows <= places && places.is_multiple_of(PANEL));
         check_size(panels, rows.div_ceil(PANEL) * PANEL * pack.dim as usize, 4);

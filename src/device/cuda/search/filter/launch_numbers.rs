@@ -1,11 +1,11 @@
-//! Kernel launches that pack numeric rows as fp16; as in `launch.rs`.
+//! The kernels that pack numeric rows as fp16, and their launches.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DeviceRepr, PushKernelArg};
 
-use super::super::launch::ListBuffers;
+use super::super::launch_lists::ListBuffers;
 use super::super::passes::PANEL;
 use super::super::spec::scalar_bytes;
 use super::buffers::{QueryBuffers, Scratch};
@@ -38,12 +38,15 @@ pub(super) struct NumberPacker {
     set_thresholds: CudaFunction,
 }
 
-/// A base as fp16: the buffers of its swizzled tiles and rows, and its packing parameters.
+/// The buffers of a base that is being packed as fp16: its swizzled tiles and rows, its packing
+/// parameters, and the bins of its rows' norms and their counts, which are zeros at first.
 pub(super) struct Fp16Base<'a> {
     pub(super) tiles: &'a Buffer,
     pub(super) rows: &'a Buffer,
     pub(super) centre: &'a Buffer,
     pub(super) packing: &'a Buffer,
+    pub(super) bins: &'a Buffer,
+    pub(super) counts: &'a Buffer,
 }
 
 /// The layout of fp16 rows. The same struct as in `kernels/filter/pack.cuh`, which documents it.
@@ -128,16 +131,16 @@ impl NumberPacker {
         })
     }
 
-    /// Packs a base, by way of the bins of its rows' norms and their counts, which are zeros at
-    /// first.
+    /// Packs a base in the order of `visits` visits to its panels.
     pub(super) fn pack_base(
         &self,
         stream: &Arc<CudaStream>,
         panels: &Buffer,
-        (bins, counts): (&Buffer, &Buffer),
         packed: &Fp16Base<'_>,
-        (pack, visits): (&Pack, usize),
+        pack: &Pack,
+        visits: usize,
     ) -> Result<()> {
+        let Fp16Base { bins, counts, .. } = *packed;
         let scalar = scalar_bytes(self.kind);
         let (dim, places) = (pack.dim as usize, visits * PANEL);
         assert!(pack.panels as usize <= visits && places.is_multiple_of(pack.tile as usize));
@@ -182,11 +185,13 @@ impl NumberPacker {
         &self,
         stream: &Arc<CudaStream>,
         panels: &Buffer,
-        (centre, packing): (&Buffer, &Buffer),
+        centre: &Buffer,
+        packing: &Buffer,
         packed: &QueryBuffers,
-        (pack, places): (&Pack, usize),
+        pack: &Pack,
     ) -> Result<()> {
         let (scalar, rows, dim) = (scalar_bytes(self.kind), pack.rows as usize, pack.dim as usize);
+        let places = packed.places;
         assert!(rows <= places && places.is_multiple_of(PANEL) && rows > 0);
         check_size(panels, rows.div_ceil(PANEL) * PANEL * dim, scalar);
         check_size(centre, dim, 8);
@@ -210,7 +215,8 @@ impl NumberPacker {
     pub(super) fn set_thresholds(
         &self,
         stream: &Arc<CudaStream>,
-        (packing, queries): (&Buffer, &QueryBuffers),
+        packing: &Buffer,
+        queries: &QueryBuffers,
         lists: &ListBuffers,
         scratch: &Scratch,
         dim: u32,

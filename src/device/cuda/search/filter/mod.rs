@@ -26,5 +26,5 @@ mod packed;
 mod pass;
 
 pub(super) use form::{bytes_per_query, bytes_per_row, pays};
-pub(super) use packed::{InPanels, PackedBase, warm};
+pub(super) use packed::{PackedBase, warm};
 pub(super) use pass::Filtering;

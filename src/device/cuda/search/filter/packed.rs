@@ -2,33 +2,27 @@
 
 use std::sync::Arc;
 
-use super::super::launch::{ListBuffers, SearchKernels};
-use super::super::passes::{PANEL, panels, slots, stride};
+use super::super::Sides;
+use super::super::launch::SearchKernels;
+use super::super::launch_layouts::InPanels;
+use super::super::launch_lists::ListBuffers;
+use super::super::passes::{PANEL, panels, stride};
 use super::super::spec::{SearchKernelSpec, device_dim, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
 use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, pays, pitch};
 use super::launch::{FilterKernels, Packer};
-use super::launch_bits::BitPack;
+use super::launch_bits::{BitBase, BitPack};
 use super::launch_numbers::{BINS, Fp16Base, Pack, Packing};
 use crate::device::contract::Shape;
 use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::memory::{Buffer, Memory};
+use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::matrix::ElementKind;
 
 /// The maximum test value. See `FARTHEST` in `kernels/filter/thresholds.cuh`.
 const LARGEST_TEST: f64 = 60_000.0;
-
-/// Rows in panels, on either side of a search.
-#[derive(Clone, Copy)]
-pub(in super::super) struct InPanels<'a> {
-    pub(in super::super) buffer: &'a Buffer,
-    pub(in super::super) rows: usize,
-    /// Elements of a row in a panel.
-    pub(in super::super) dim: usize,
-}
 
 /// A packed base, and its kernels.
 pub(in super::super) struct PackedBase {
@@ -52,18 +46,19 @@ impl PackedBase {
     }
 
     fn of_numbers(
-        CudaDevice { gpu, memory, .. }: &CudaDevice,
+        device: &CudaDevice,
         by: TensorCores,
         scans: &SearchKernels,
         base: InPanels<'_>,
     ) -> Result<Option<Self>> {
+        let CudaDevice { gpu, memory, .. } = device;
         let (kind, stream) = (scans.spec().kind(), &gpu.compute);
         let (dim, form) = (base.dim, Form::of_numbers(base.dim, by));
         let kernels = FilterKernels::get(gpu, kind, scans.spec().metric(), form)?;
         let Packer::Numbers(packer) = &kernels.packer else {
             unreachable!("rows of numbers have a packer of numbers");
         };
-        let (tiles, rows, visits) = allocate_base(gpu, memory, (kind, form), base)?;
+        let (tiles, rows, visits) = allocate_base(device, kind, form, base)?;
         let mut counts = memory.allocate(stream, BINS * 4)?;
         let bins = memory.allocate(stream, visits * PANEL * 2)?;
         let centre = memory.allocate(stream, dim * 8)?;
@@ -81,8 +76,15 @@ impl PackedBase {
             tile: form.tile as u32,
             padding: 0,
         };
-        let to = Fp16Base { tiles: &tiles, rows: &rows, centre: &centre, packing: &packing };
-        packer.pack_base(stream, base.buffer, (&bins, &counts), &to, (&pack, visits))?;
+        let to = Fp16Base {
+            tiles: &tiles,
+            rows: &rows,
+            centre: &centre,
+            packing: &packing,
+            bins: &bins,
+            counts: &counts,
+        };
+        packer.pack_base(stream, base.buffer, &to, &pack, visits)?;
         let found = sys::read::<Packing>(stream, packing.slice(), 1);
         let found = found.map_err(failed("cuMemcpyDtoHAsync"))?[0];
         let is_useful = found.is_finite > 0 && f64::from_bits(found.test) < LARGEST_TEST;
@@ -91,24 +93,25 @@ impl PackedBase {
     }
 
     fn of_bits(
-        CudaDevice { gpu, memory, .. }: &CudaDevice,
+        device: &CudaDevice,
         by: TensorCores,
         scans: &SearchKernels,
         base: InPanels<'_>,
     ) -> Result<Self> {
+        let CudaDevice { gpu, memory, .. } = device;
         let (metric, stream) = (scans.spec().metric(), &gpu.compute);
         let form = Form::of_words(base.dim, by);
         let kernels = FilterKernels::get(gpu, ElementKind::Bits, metric, form)?;
         let Packer::Bits(packer) = &kernels.packer else {
             unreachable!("rows of bits have a packer of bits");
         };
-        let (tiles, rows, visits) = allocate_base(gpu, memory, (ElementKind::Bits, form), base)?;
+        let (tiles, rows, visits) = allocate_base(device, ElementKind::Bits, form, base)?;
         let order = memory.allocate(stream, visits * PANEL * 4)?;
         let fewest = memory.allocate(stream, visits * 4)?;
         let stride = stride(panels(base.rows)) as u32;
-        let pack = BitPack { stride, ..bit_pack((base.rows, base.dim), form, form.tile) };
-        let sorted = (&order, &fewest);
-        packer.pack_base(stream, base.buffer, (&tiles, &rows), sorted, &pack)?;
+        let pack = BitPack { stride, ..bit_pack(base.rows, base.dim, form, form.tile) };
+        let to = BitBase { tiles: &tiles, rows: &rows, order: &order, fewest: &fewest };
+        packer.pack_base(stream, base.buffer, &to, &pack)?;
         let with = PackedWith::Sorted { order, fewest };
         Ok(Self { kernels, buffers: BaseBuffers { tiles, rows, with } })
     }
@@ -116,8 +119,7 @@ impl PackedBase {
     /// Packs queries for this base.
     pub(super) fn queries(
         &self,
-        gpu: &Gpu,
-        memory: &Arc<Memory>,
+        CudaDevice { gpu, memory, .. }: &CudaDevice,
         queries: InPanels<'_>,
     ) -> Result<QueryBuffers> {
         let (kind, form, stream) = (self.kernels.kind, self.kernels.form, &gpu.compute);
@@ -125,6 +127,7 @@ impl PackedBase {
         // Padded to whole blocks, and to whole panels.
         let places = rows.next_multiple_of(form.queries()).next_multiple_of(PANEL);
         let packed = QueryBuffers {
+            places,
             tiles: memory.allocate(stream, places * form.row_bytes())?,
             rows: memory.allocate(stream, rows * pitch(kind, dim) * scalar_bytes(kind))?,
             asked: memory.allocate(stream, rows * ASKED_BYTES)?,
@@ -144,12 +147,11 @@ impl PackedBase {
                     tile: form.query_tile() as u32,
                     padding: 0,
                 };
-                let with = (centre, packing);
-                packer.pack_queries(stream, queries.buffer, with, &packed, (&pack, places))?;
+                packer.pack_queries(stream, queries.buffer, centre, packing, &packed, &pack)?;
             }
             (Packer::Bits(packer), PackedWith::Sorted { .. }) => {
-                let pack = bit_pack((rows, dim), form, form.query_tile());
-                packer.pack_queries(stream, queries.buffer, &packed, (&pack, places))?;
+                let pack = bit_pack(rows, dim, form, form.query_tile());
+                packer.pack_queries(stream, queries.buffer, &packed, &pack)?;
             }
             _ => unreachable!("rows are packed by the packer of their kind"),
         }
@@ -169,11 +171,11 @@ impl PackedBase {
         self.kernels.check(queries, lists, scratch);
         match (&self.kernels.packer, &self.buffers.with) {
             (Packer::Numbers(packer), PackedWith::Fp16 { packing, .. }) => {
-                packer.set_thresholds(stream, (packing, queries), lists, scratch, dim)
+                packer.set_thresholds(stream, packing, queries, lists, scratch, dim)
             }
             (Packer::Bits(packer), PackedWith::Sorted { .. }) => {
                 let form = self.kernels.form;
-                let pack = bit_pack((lists.queries, dim as usize), form, form.query_tile());
+                let pack = bit_pack(lists.queries, dim as usize, form, form.query_tile());
                 packer.set_thresholds(stream, queries, lists, scratch, &pack)
             }
             _ => unreachable!("rows are packed by the packer of their kind"),
@@ -195,14 +197,14 @@ pub(in super::super) fn warm(
         ElementKind::Bits => Form::of_words(dim, by),
         _ => Form::of_numbers(dim, by),
     };
-    let list = (shape.k, slots(shape.k), device.gpu.limits.shared);
-    if pays((kind, metric), list, (queries, shape.base), false) {
+    let rows = Sides { queries, base: shape.base };
+    if pays(&spec, shape.k, device.gpu.limits.shared, rows, false) {
         let _ = FilterKernels::get(&device.gpu, kind, metric, form);
     }
 }
 
 /// The layout of `rows` packed bit rows.
-fn bit_pack((rows, dim): (usize, usize), form: Form, tile: usize) -> BitPack {
+fn bit_pack(rows: usize, dim: usize, form: Form, tile: usize) -> BitPack {
     BitPack {
         rows: rows as u32,
         dim: dim as u32,
@@ -218,9 +220,9 @@ fn bit_pack((rows, dim): (usize, usize), form: Form, tile: usize) -> BitPack {
 /// Allocates a base's swizzled tiles and rows; also returns the number of its panels, padded to
 /// whole tiles.
 fn allocate_base(
-    gpu: &Gpu,
-    memory: &Arc<Memory>,
-    (kind, form): (ElementKind, Form),
+    CudaDevice { gpu, memory, .. }: &CudaDevice,
+    kind: ElementKind,
+    form: Form,
     base: InPanels<'_>,
 ) -> Result<(Buffer, Buffer, usize)> {
     let visits = panels(base.rows).next_multiple_of(form.panels());

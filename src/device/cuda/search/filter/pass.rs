@@ -3,15 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::super::launch::{ListBuffers, Pass};
+use super::super::launch_layouts::InPanels;
+use super::super::launch_lists::{ListBuffers, Pass};
 use super::super::passes::{PANEL, Tiles};
-use super::buffers::{QueryBuffers, Scratch};
+use super::buffers::{FilterBuffers, QueryBuffers, Scratch};
 use super::form::room;
 use super::launch::STATE_WORDS;
-use super::packed::{InPanels, PackedBase};
+use super::packed::PackedBase;
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
-use crate::device::cuda::driver::memory::{Buffer, Memory};
+use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 use crate::job::Job;
@@ -29,12 +31,13 @@ pub(in super::super) struct Filtering {
 impl Filtering {
     /// Packs queries for a base.
     pub(in super::super) fn new(
-        gpu: &Gpu,
-        memory: &Arc<Memory>,
+        device: &CudaDevice,
         base: Arc<PackedBase>,
-        (queries, lists): (InPanels<'_>, &ListBuffers),
+        queries: InPanels<'_>,
+        lists: &ListBuffers,
     ) -> Result<Self> {
-        let queries = base.queries(gpu, memory, queries)?;
+        let CudaDevice { gpu, memory, .. } = device;
+        let queries = base.queries(device, queries)?;
         let mut state = memory.allocate(&gpu.compute, STATE_WORDS * 4)?;
         let hits = memory.allocate(&gpu.compute, base.kernels.scratch_bytes(lists))?;
         gpu.compute.memset_zeros(state.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
@@ -55,14 +58,16 @@ impl Filtering {
         &self,
         gpu: &Gpu,
         lists: &mut ListBuffers,
-        (pass, visits): (&Pass, &Range<usize>),
+        pass: &Pass,
+        visits: &Range<usize>,
         throttle: &mut LaunchThrottle,
         job: &Job,
     ) -> Result<()> {
         let (kernels, stream) = (&self.base.kernels, &gpu.compute);
         let (form, rate) = (kernels.form, kernels.rate().clone());
-        let sides = (&self.base.buffers, &self.queries);
-        self.base.set_thresholds(gpu, &self.queries, lists, &self.scratch, pass.dim)?;
+        let Self { base, queries, scratch } = self;
+        let buffers = FilterBuffers { base: &base.buffers, queries, scratch };
+        base.set_thresholds(gpu, queries, lists, scratch, pass.dim)?;
         let of_a_tile = (lists.queries * form.tile * form.columns()) as f64;
         let together = ((rate.of_a_launch() / of_a_tile) as usize).max(1);
         let tiles = visits.start / form.panels()..visits.end.div_ceil(form.panels());
@@ -70,12 +75,12 @@ impl Filtering {
         for begin in tiles.clone().step_by(together) {
             job.check()?;
             let end = (begin + together).min(tiles.end);
-            kernels.filter(stream, sides, lists, &self.scratch, (begin, end, pass.k as usize))?;
+            kernels.filter(stream, buffers, lists, begin..end, pass.k as usize)?;
             let work = (end - begin) as f64 * of_a_tile;
             throttle.launched(stream, &rate, work, Counted::Exactly)?;
         }
-        kernels.judge(stream, lists, &self.scratch, pass.k as usize)?;
-        kernels.merge_hits(stream, sides, lists, &self.scratch, pass)
+        kernels.judge(stream, lists, scratch, pass.k as usize)?;
+        kernels.merge_hits(stream, buffers, lists, pass)
     }
 
     /// The word on the device that says whether the filter is given up.
