@@ -149,6 +149,7 @@ fn unsafe_code_is_where_it_is_allowed() {
         "src/device/cuda/dbscan/launch.rs",
         "src/device/cuda/dbscan/launch_order.rs",
         "src/device/cuda/dbscan/structs.rs",
+        "src/device/cuda/dbscan/workspace.rs",
         "src/device/cuda/driver/copiers.rs",
         "src/device/cuda/driver/sys.rs",
         "src/device/cuda/hashing/launch.rs",

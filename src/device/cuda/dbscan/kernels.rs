@@ -46,7 +46,9 @@ impl DbscanKernelSpec {
     /// Parameters for rows of `dim` elements (for bits, words of 32), with or without weights, on a
     /// device with or without tensor-core products.
     pub(super) fn new(
-        (kind, metric, dim): (ElementKind, Metric, usize),
+        kind: ElementKind,
+        metric: Metric,
+        dim: usize,
         is_weighted: bool,
         has_products: bool,
     ) -> Self {
@@ -208,7 +210,7 @@ mod tests {
     #[test]
     fn few_elements_are_unrolled() {
         let of = |kind, dim| {
-            let spec = DbscanKernelSpec::new((kind, Metric::L2, dim), false, false);
+            let spec = DbscanKernelSpec::new(kind, Metric::L2, dim, false, false);
             (spec.fixed_dim, spec.width(), spec.coordinates())
         };
         assert_eq!(of(ElementKind::F32, 1), (1, 1, 1));
@@ -222,14 +224,14 @@ mod tests {
     #[test]
     fn others_have_products_where_there_are_any() {
         let of =
-            |kind, metric, dim| DbscanKernelSpec::new((kind, metric, dim), false, true).is_filtered;
+            |kind, metric, dim| DbscanKernelSpec::new(kind, metric, dim, false, true).is_filtered;
         assert!(of(ElementKind::F32, Metric::L2, 33) && of(ElementKind::F64, Metric::Cosine, 17));
         assert!(!of(ElementKind::F32, Metric::L2, 32) && !of(ElementKind::F32, Metric::L1, 33));
         assert!(
             of(ElementKind::Bits, Metric::Hamming, 5) && !of(ElementKind::Bits, Metric::Jaccard, 4)
         );
         let slices =
-            |kind, dim| DbscanKernelSpec::new((kind, Metric::L2, dim), false, true).slices(dim);
+            |kind, dim| DbscanKernelSpec::new(kind, Metric::L2, dim, false, true).slices(dim);
         assert_eq!((slices(ElementKind::F64, 33), slices(ElementKind::Bits, 33)), (2, 3));
     }
 }

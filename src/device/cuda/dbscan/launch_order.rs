@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cudarc::driver::PushKernelArg;
 
 use super::kernels::{SORTED_KEYS, SPLITTERS, TILE};
-use super::launch::{DbscanWorkspace, Sending, Stage};
 use super::order::Order;
 use super::structs::Keys;
+use super::workspace::{DbscanWorkspace, Sending, Stage};
 use crate::device::cuda::driver::launch::{address, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::error::Result;
@@ -40,11 +40,11 @@ impl DbscanWorkspace {
         // node, write `boxes` and `totals` of a level from those of the one below, which were
         // written before.
         unsafe {
-            self.run(&kernels.fill_tiles, ("fill_tiles", config(slots.div_ceil(128), 128, 0)))?;
+            self.run(&kernels.fill_tiles, "fill_tiles", config(slots.div_ceil(128), 128, 0))?;
             if kernels.spec.is_filtered() {
-                self.run(&kernels.round_tiles, ("round_tiles", config(self.nodes[0], 256, 0)))?;
+                self.run(&kernels.round_tiles, "round_tiles", config(self.nodes[0], 256, 0))?;
             }
-            self.run(&kernels.bound_tiles, ("bound_tiles", self.by_tile()))?;
+            self.run(&kernels.bound_tiles, "bound_tiles", self.by_tile())?;
             for level in 1..self.nodes.len() {
                 self.run_level(&kernels.bound_nodes, "bound_nodes", level)?;
             }
@@ -78,7 +78,7 @@ impl DbscanWorkspace {
         // rows, their directions and `box_dims`, which `new` sent, and as many splitters and bits as there
         // are coordinates, which were sent before and stay until the end.
         unsafe {
-            self.launch(&self.kernels.keys, ("keys", each), |launch, all| {
+            self.launch(&self.kernels.keys, "keys", each, |launch, all| {
                 let [keys, _] = &mut sort.keys;
                 let [numbers, _] = &mut sort.rows;
                 launch.arg(all).arg(&how).arg(keys.slice_mut()).arg(numbers.slice_mut()).arg(&rows);
@@ -91,7 +91,7 @@ impl DbscanWorkspace {
             // numbers of rows, which sorting has written, and `group_count` ends, and writes the groups where
             // keys were, which are not read any more.
             unsafe {
-                self.launch(&self.kernels.groups_of, ("groups_of", each), |launch, all| {
+                self.launch(&self.kernels.groups_of, "groups_of", each, |launch, all| {
                     let ([keys, _], [numbers, _]) = (&mut sort.keys, &sort.rows);
                     launch.arg(all).arg(numbers.slice()).arg(keys.slice_mut()).arg(&rows);
                 })
@@ -119,14 +119,14 @@ impl DbscanWorkspace {
             // rows_to): it reads both in the grid of `count_digits`, and moves `count` keys and rows to other
             // buffers of that size, each to a place of its own, as the offsets are of these very keys.
             unsafe {
-                self.launch(&kernels.count_digits, ("count_digits", all), |launch, _| {
+                self.launch(&kernels.count_digits, "count_digits", all, |launch, _| {
                     launch.arg(keys.slice()).arg(&count).arg(&shift).arg(counts.slice_mut());
                 })?;
-                self.launch(&kernels.add_up, ("add_up", config(DIGITS, 256, 0)), |launch, _| {
+                self.launch(&kernels.add_up, "add_up", config(DIGITS, 256, 0), |launch, _| {
                     let (counts, sums) = (counts.slice_mut(), sums.slice_mut());
                     launch.arg(counts).arg(&in_all).arg(&in_digit).arg(sums);
                 })?;
-                self.launch(&kernels.move_keys, ("move_keys", all), |launch, _| {
+                self.launch(&kernels.move_keys, "move_keys", all, |launch, _| {
                     launch.arg(keys.slice()).arg(rows.slice()).arg(&count).arg(&shift);
                     launch.arg(counts.slice()).arg(sums.slice());
                     launch.arg(keys_to.slice_mut()).arg(rows_to.slice_mut());

@@ -17,15 +17,16 @@ mod order;
 mod structs;
 mod tiles;
 mod weights;
+mod workspace;
 
 use rayon::prelude::*;
 
 use self::kernels::{DbscanKernelSpec, DbscanKernels};
-use self::launch::{DbscanWorkspace, SumThresholds, WorkspaceInput};
 use self::order::Order;
 use self::structs::{DirectionOnDevice, Weight};
 use self::tiles::first_tiles;
 use self::weights::parts_of;
+use self::workspace::{DbscanWorkspace, SumThresholds, WorkspaceInput};
 use super::device::CudaDevice;
 use super::driver::upload::elapsed;
 use crate::device::compose::components_on_host;
@@ -62,13 +63,13 @@ impl DbscanDevice for CudaDevice {
         };
         job.enter(Phase::Prepare);
         let directions = directions(input.rows, input.within);
-        components(self, input, &directions, (&weights, enough), job)
+        components(self, input, &directions, &weights, enough, job)
     }
 
     fn warm_dbscan(&self, metric: Metric, kind: ElementKind, dim: usize, has_weights: bool) {
         let has_products = self.tensor_cores(kind).is_some();
         let dim = device_dim(kind, kind.width(dim));
-        let spec = DbscanKernelSpec::new((kind, metric, dim), has_weights, has_products);
+        let spec = DbscanKernelSpec::new(kind, metric, dim, has_weights, has_products);
         let _ = DbscanKernels::get(&self.gpu, spec);
     }
 }
@@ -83,7 +84,8 @@ fn components(
     device: &CudaDevice,
     input: &DbscanInput<'_>,
     directions: &[DirectionOnDevice],
-    (weights, enough): (&[Weight], Weight),
+    weights: &[Weight],
+    enough: Weight,
     job: &Job,
 ) -> Result<Components> {
     let CudaDevice { gpu, memory, .. } = device;
@@ -93,11 +95,10 @@ fn components(
     let scalar = if kind == ElementKind::F64 { 8 } else { 4 };
     let dim = device_dim(kind, matrix.width());
     let has_products = device.tensor_cores(kind).is_some();
-    let spec =
-        DbscanKernelSpec::new((kind, within.metric(), dim), !weights.is_empty(), has_products);
+    let spec = DbscanKernelSpec::new(kind, within.metric(), dim, !weights.is_empty(), has_products);
     let kernels = DbscanKernels::get(gpu, spec)?;
     let order = Order::new(rows, directions, spec);
-    let bounds = bounds(within, matrix.dim(), kind, (spec, dim, directions));
+    let thresholds = thresholds(within, matrix.dim(), kind, spec, dim, directions);
     let (buffer, sent) = device.send_rows(rows, job)?;
     let shape = WorkspaceInput {
         rows: buffer,
@@ -109,7 +110,7 @@ fn components(
         enough,
         ends,
         order: &order,
-        bounds,
+        thresholds,
     };
     let mut workspace = DbscanWorkspace::new(kernels, &gpu.compute, memory, shape)?;
     let begin = gpu.timestamp()?;
@@ -154,12 +155,15 @@ fn directions(rows: &Rows, within: Within) -> Vec<DirectionOnDevice> {
     narrow.or_else(of_wide).unwrap_or_default()
 }
 
-/// The thresholds of sums over `dim` dimensions, and of bounds on them.
-fn bounds(
+/// The thresholds of sums over `dim` dimensions, in rows of `elements` elements on the device, and of
+/// bounds on them.
+fn thresholds(
     within: Within,
     dim: usize,
     kind: ElementKind,
-    (spec, elements, directions): (DbscanKernelSpec, usize, &[DirectionOnDevice]),
+    spec: DbscanKernelSpec,
+    elements: usize,
+    directions: &[DirectionOnDevice],
 ) -> SumThresholds {
     let limit = within.limit();
     let (sure, may) = match kind {

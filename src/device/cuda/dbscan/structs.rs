@@ -53,7 +53,7 @@ pub(super) struct Keys {
 }
 
 /// Addresses on the device, and numbers; documented in `kernels/dbscan/rows.cuh`. The sizes are those
-/// of the buffers that [`DbscanWorkspace`](super::launch::DbscanWorkspace) allocates.
+/// of the buffers that [`DbscanWorkspace`](super::workspace::DbscanWorkspace) allocates.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct DbscanOnDevice {
