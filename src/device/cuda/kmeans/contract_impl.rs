@@ -75,8 +75,7 @@ impl KMeansDevice for CudaDevice {
                 scope.spawn(move || self.warm_search(metric, &shape, 0));
             }
             if draws {
-                let kind = (rows.elements, rows.metric, rows.dim);
-                scope.spawn(move || seeding::warm(self, kind, k));
+                scope.spawn(move || seeding::warm(self, rows.elements, rows.metric, rows.dim, k));
             }
             let Some(row_type) = RowType::of(rows) else { return };
             if let Some(strategy) = assign_strategy(row_type, k, self.gpu.limits) {

@@ -10,7 +10,8 @@ use crate::error::Result;
 /// The buffers for fp16 products of `count` rows with a problem's centroids, allocated by `place`.
 pub(super) fn fp16_buffers(
     problem: &KMeansProblem,
-    (kernels, count): (&RoundKernels, usize),
+    kernels: &RoundKernels,
+    count: usize,
     origin: u64,
     place: &mut impl FnMut(usize) -> Result<u64>,
 ) -> Result<Fp16Buffers> {

@@ -21,7 +21,8 @@ pub(super) struct HamerlyBounds {
 impl HamerlyBounds {
     /// Allocates bounds for `rows` rows and `k` clusters.
     pub(super) fn new(
-        (rows, k): (usize, usize),
+        rows: usize,
+        k: usize,
         allocate: impl Fn(usize) -> Result<Buffer>,
     ) -> Result<Self> {
         let [of_rows, listed] = [allocate(rows * 4)?, allocate(rows * 4)?];

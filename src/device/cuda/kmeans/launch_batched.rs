@@ -8,12 +8,12 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
 
 use super::kernels::{BatchedKernels, MOST_ROWS};
-use super::row_type::{Element, RowType};
+use super::row_type::{Element, RowType, UploadedRows};
 use super::structs::{RoundsOnDevice, Status, SumsOnDevice, labels_of};
 use crate::device::ClusterSums;
 use crate::device::contract::Labels;
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{Counted, LaunchThrottle, address, check_size, config};
+use crate::device::cuda::driver::launch::{Counted, LaunchThrottle, address, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
@@ -77,25 +77,24 @@ pub(super) struct BatchedWorkspace {
 }
 
 impl BatchedWorkspace {
-    /// Allocates memory for rounds over `count` rows, in row-major order, which have arrived.
+    /// Allocates memory for rounds over rows that have arrived.
     ///
     /// In one piece: it is one list of buffers and their sizes.
     pub(super) fn new<T: Real>(
         kernels: &BatchedKernels,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
-        (rows, count, weights): (Buffer, usize, Option<Buffer>),
+        uploaded: UploadedRows,
         problems: &[BatchedProblem<T>],
     ) -> Result<Self> {
         let row_type = kernels.row_type;
+        uploaded.check(row_type);
+        let UploadedRows { rows, count, weights } = uploaded;
         let RowType { element, dim, .. } = row_type;
         let width = row_type.width();
         let size = element.bytes();
         assert!(dim <= BATCHED_DIM && count <= MOST_ROWS);
         assert!(problems.iter().all(|problem| problem.rows.end <= count));
-        check_size(&rows, count * dim, size);
-        assert_eq!(weights.is_some(), row_type.has_weights);
-        weights.iter().for_each(|weights| check_size(weights, count, size_of::<f64>()));
         let clusters: Vec<usize> =
             problems.iter().map(|problem| problem.empty.counts.len()).collect();
         let all: usize = clusters.iter().sum();

@@ -33,8 +33,9 @@ use std::sync::Arc;
 
 use self::kernels::{AssignStrategy, BatchedKernels, MOST_ROWS, assign_strategy, is_large};
 use self::launch_batched::{BATCHED_DIM, BatchedProblem, BatchedWorkspace};
-use self::resident::Resident;
-use self::row_type::RowType;
+use self::resident::{Resident, ResidentInput};
+use self::row_type::{RowType, UploadedRows};
+use self::seeding::SeedingInput;
 use super::device::CudaDevice;
 use super::driver::memory::Buffer;
 use super::driver::sys;
@@ -163,9 +164,9 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let (is_alone, metric) = (self.problems.len() == 1, self.input.metric);
         let ProblemState { given, rows, weights, strategy, uploaded, resident, .. } =
             &mut self.problems[problem];
-        let (sent, of) = (uploaded.take(), (*weights, metric));
+        let input = SeedingInput { rows, weights: *weights, metric, problem: given };
         let (centroids, sent, work) =
-            seeding::choose(&self.device, (rows, sent), of, given, random, job)?;
+            seeding::choose(&self.device, &input, uploaded.take(), random, job)?;
         self.work += work;
         // Rows of several problems might not fit, and a resident problem has its own.
         if is_alone && resident.is_none() && matches!(strategy, Strategy::Resident(_)) {
@@ -208,9 +209,11 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         job.enter(Phase::Assign);
         let is_alone = self.problems.len() == 1;
         let (row_type, state) = (self.row_type()?, &mut self.problems[problem]);
-        let (device, strategy) = (self.device.clone(), (row_type, strategy));
-        let there = job.retry_after_eviction(|| state.resident(&device, strategy, job).map(|_| ()));
-        let run = match there.and_then(|()| state.resident(&device, strategy, job)?.run(limit, job))
+        let device = self.device.clone();
+        let opened = job
+            .retry_after_eviction(|| state.resident(&device, row_type, strategy, job).map(|_| ()));
+        let run = match opened
+            .and_then(|()| state.resident(&device, row_type, strategy, job)?.run(limit, job))
         {
             Ok(run) => run,
             Err(Error::DeviceMemory { .. }) => None,
@@ -260,7 +263,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let (buffer, mut sent) = self.device.send_rows(self.input.rows, job)?;
         sent.bytes_sent += self.input.weights.map_or(0, size_of_val) as u64;
         let weights = self.input.weights.map(|all| self.device.send(&[sys::bytes_of(all)], job));
-        let rows = (buffer, self.input.rows.len(), weights.transpose()?);
+        let (count, weights) = (self.input.rows.len(), weights.transpose()?);
+        let rows = UploadedRows { rows: buffer, count, weights };
         let begin = gpu.timestamp()?;
         let mut workspace = BatchedWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
         workspace.run(&kernels, limit, job)?;
@@ -285,14 +289,20 @@ impl<T: Real> ProblemState<'_, T> {
     fn resident(
         &mut self,
         device: &CudaDevice,
-        (row_type, strategy): (RowType, AssignStrategy),
+        row_type: RowType,
+        strategy: AssignStrategy,
         job: &Job,
     ) -> Result<&mut Resident> {
         if self.resident.is_none() {
             let empty = self.empty();
-            let rows = (&self.rows, self.uploaded.take());
-            let of = (&empty, row_type, strategy);
-            let mut resident = Resident::open(device, rows, self.weights, &self.given, of, job)?;
+            let input = ResidentInput {
+                rows: &self.rows,
+                uploaded: self.uploaded.take(),
+                weights: self.weights,
+                problem: &self.given,
+                empty: &empty,
+            };
+            let mut resident = Resident::open(device, input, row_type, strategy, job)?;
             resident.start(&self.begun.0)?;
             self.resident = Some(resident);
         }
@@ -423,8 +433,8 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         }
         match state.strategy {
             Strategy::Resident(strategy) => {
-                let strategy = (row_type.ok_or_else(not_started)?, strategy);
-                match state.resident(&self.device, strategy, job) {
+                let row_type = row_type.ok_or_else(not_started)?;
+                match state.resident(&self.device, row_type, strategy, job) {
                     Ok(resident) => {
                         if resident.assign(job)? {
                             return Ok(());

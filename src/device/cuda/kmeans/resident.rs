@@ -7,7 +7,7 @@ use std::time::Duration;
 use cudarc::driver::CudaEvent;
 
 use super::kernels::{AssignStrategy, MOST_ROWS, RoundKernels};
-use super::row_type::RowType;
+use super::row_type::{RowType, UploadedRows};
 use super::structs::{Status, labels_of};
 use super::workspace::KMeansWorkspace;
 use crate::device::ClusterSums;
@@ -38,6 +38,15 @@ pub(super) struct Resident {
     computing: Vec<(CudaEvent, CudaEvent)>,
 }
 
+/// The rows of one problem, on the GPU already if `uploaded`, and empty sums of its clusters.
+pub(super) struct ResidentInput<'a> {
+    pub(super) rows: &'a Rows,
+    pub(super) uploaded: Option<Buffer>,
+    pub(super) weights: Option<&'a [f64]>,
+    pub(super) problem: &'a KMeansProblem,
+    pub(super) empty: &'a ClusterSums,
+}
+
 impl Resident {
     /// The kernels for such rows.
     pub(super) fn kernels(
@@ -50,15 +59,15 @@ impl Resident {
     }
 
     /// Uploads rows whose squared distances never overflow float32, unless they are on the GPU
-    /// already. `empty` has empty sums.
+    /// already.
     pub(super) fn open(
         device: &CudaDevice,
-        (rows, uploaded): (&Rows, Option<Buffer>),
-        weights: Option<&[f64]>,
-        problem: &KMeansProblem,
-        (empty, row_type, strategy): (&ClusterSums, RowType, AssignStrategy),
+        input: ResidentInput<'_>,
+        row_type: RowType,
+        strategy: AssignStrategy,
         job: &Job,
     ) -> Result<Self> {
+        let ResidentInput { rows, uploaded, weights, problem, empty } = input;
         assert!(rows.len() <= MOST_ROWS);
         let CudaDevice { gpu, memory, .. } = device;
         let kernels = Self::kernels(device, row_type, strategy)?;
@@ -66,14 +75,22 @@ impl Resident {
             Some(buffer) => (buffer, Work::default()),
             None => device.send_rows(rows, job)?,
         };
-        let (shape, start) = ((rows.len(), strategy), (problem, empty));
         work.bytes_sent += weights.map_or(0, size_of_val) as u64;
         let weights = weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
-        let rows_of = (buffer, weights.transpose()?);
-        let workspace = KMeansWorkspace::new(kernels, &gpu.compute, memory, rows_of, shape, start)?;
+        let (count, weights) = (rows.len(), weights.transpose()?);
+        let uploaded = UploadedRows { rows: buffer, count, weights };
+        let workspace = KMeansWorkspace::new(
+            kernels,
+            &gpu.compute,
+            memory,
+            uploaded,
+            strategy,
+            problem,
+            empty,
+        )?;
         let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
-        let (rows, is_assigned, computing) = (rows.len(), false, Vec::new());
-        Ok(Self { gpu, memory, workspace, empty, rows, is_assigned, work, computing })
+        let (is_assigned, computing) = (false, Vec::new());
+        Ok(Self { gpu, memory, workspace, empty, rows: count, is_assigned, work, computing })
     }
 
     fn timed<T>(&mut self, task: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
@@ -90,7 +107,7 @@ impl Resident {
         let Status { largest_row, typical_row, .. } = self.workspace.status()?;
         self.is_assigned = false;
         self.workspace.set_centroids(centroids)?;
-        self.workspace.reset_status((largest_row, typical_row))
+        self.workspace.reset_status(largest_row, typical_row)
     }
 
     /// Starts with these centroids; no row has a cluster.

@@ -8,6 +8,7 @@ use super::kernels::{
     stages_bytes,
 };
 use super::row_type::Element;
+use super::sorted::SortTargets;
 use super::structs::Fp16Buffers;
 use super::swizzled_tiles::{SWIZZLED_CENTROIDS, SWIZZLED_ROWS};
 use super::workspace::KMeansWorkspace;
@@ -36,7 +37,7 @@ impl KMeansWorkspace {
             // it reads the gaps and labels of rows that have been compared, and the drifts of their clusters, and
             // writes `listed`. The three have room, as there are gaps.
             unsafe {
-                self.launch(&self.kernels.list_rows, ("list_rows", all), |launch, kernel| {
+                self.launch(&self.kernels.list_rows, "list_rows", all, |launch, kernel| {
                     launch.arg(&kernel.rounds).arg(&is_last);
                 })
             }?;
@@ -62,7 +63,7 @@ impl KMeansWorkspace {
                         _ => (&kernels.assign_last, "assign_last", 256),
                     }
                 };
-                self.in_pieces((rows, self.counted()), job, |kernel, blocks| {
+                self.in_pieces(rows, self.counted(), job, |kernel, blocks| {
                     let (first, all) = ((blocks.start * rows) as u32, config(blocks.len(), 256, 0));
                     // SAFETY: all take (Rounds, SortedCentroids, u32 first, u32 is_last), 256
                     // threads a block, for rows from `first` on. `assign_first` writes the labels
@@ -70,7 +71,7 @@ impl KMeansWorkspace {
                     // after that, and the lists that `sort_centroids` has just written, and write
                     // labels and `moved`.
                     unsafe {
-                        kernel.launch(function, (name, all), |launch, kernel| {
+                        kernel.launch(function, name, all, |launch, kernel| {
                             launch
                                 .arg(&kernel.rounds)
                                 .arg(&kernel.sorted_centroids)
@@ -94,7 +95,7 @@ impl KMeansWorkspace {
         // from `k` on: `k` of them go to the centroid's own part of `lists`, which has room for
         // k × k.
         unsafe {
-            self.launch(list, ("sort_centroids", lists), |launch, workspace| {
+            self.launch(list, "sort_centroids", lists, |launch, workspace| {
                 launch
                     .arg(&workspace.rounds)
                     .arg(&workspace.sorted_centroids)
@@ -115,7 +116,7 @@ impl KMeansWorkspace {
         // `half_squares` and `far`, which have room for these, and the status.
         unsafe {
             let kernel = &self.kernels.round_centroids;
-            self.launch_fp16(kernel, ("round_centroids", centroids), is_last)
+            self.launch_fp16(kernel, "round_centroids", centroids, is_last)
         }?;
         let kernels = self.kernels.clone();
         match &kernels.by_warpgroups {
@@ -131,13 +132,13 @@ impl KMeansWorkspace {
         // `settle` reads what they wrote of the rows in `uncertain`, and writes labels, gaps and
         // `moved`.
         unsafe {
-            self.launch_fp16(compare, ("compare_candidates", pairs), is_last)?;
+            self.launch_fp16(compare, "compare_candidates", pairs, is_last)?;
             if kernels.row_type.element == Element::F64 {
                 let pairs = config(self.blocks(8), 256, 0);
-                self.launch_fp16(&kernels.name_nearest, ("name_nearest", pairs), is_last)?;
+                self.launch_fp16(&kernels.name_nearest, "name_nearest", pairs, is_last)?;
             }
             let uncertain = config(self.blocks(2), 256, 0);
-            self.launch_fp16(&kernels.settle, ("settle", uncertain), is_last)
+            self.launch_fp16(&kernels.settle, "settle", uncertain, is_last)
         }
     }
 
@@ -148,20 +149,24 @@ impl KMeansWorkspace {
         job: &Job,
     ) -> Result<()> {
         let grid = config(self.blocks(1), WARPGROUP_THREADS, kernels.swizzled.shared());
-        let find = (&kernels.find, ("warpgroup_find", grid));
         // SAFETY: `warpgroup_find` reads the swizzled tiles of rows and of centroids, which were
         // rounded before, and writes `found` of the rows in its tiles.
-        unsafe { self.for_swizzled_tiles(find, self.counted(), is_last, job) }?;
+        unsafe {
+            let (find, counted) = (&kernels.find, self.counted());
+            self.for_swizzled_tiles(find, "warpgroup_find", grid, counted, is_last, job)
+        }?;
         let all = config(self.count.div_ceil(256), 256, 0);
         // SAFETY: `take_found` takes (Rounds, Fp16Buffers, u32 is_last), 256 threads a block and a
         // thread for each row: it reads `found`, which the launches before have written of all rows
         // that are compared, and writes labels, gaps, `moved`, `uncertain` and `least`.
-        unsafe { self.launch_fp16(&self.kernels.take_found, ("take_found", all), is_last) }?;
+        unsafe { self.launch_fp16(&self.kernels.take_found, "take_found", all, is_last) }?;
         // Only of uncertain rows, which are few.
-        let candidates = (&kernels.candidates, ("warpgroup_candidates", grid));
         // SAFETY: `warpgroup_candidates` reads the swizzled tiles of uncertain rows and of all
         // centroids, and `least`, and lists pairs, as far as there is room.
-        unsafe { self.for_swizzled_tiles(candidates, Counted::AtMost, is_last, job) }
+        unsafe {
+            let (candidates, counted) = (&kernels.candidates, Counted::AtMost);
+            self.for_swizzled_tiles(candidates, "warpgroup_candidates", grid, counted, is_last, job)
+        }
     }
 
     /// Launches a kernel for all swizzled tiles of rows, some at a time.
@@ -171,16 +176,18 @@ impl KMeansWorkspace {
     /// swizzled tile of rows, the one after the last, and whether it is the last round.
     unsafe fn for_swizzled_tiles(
         &mut self,
-        (function, name): (&CudaFunction, (&'static str, LaunchConfig)),
+        function: &CudaFunction,
+        name: &'static str,
+        grid: LaunchConfig,
         counted: Counted,
         is_last: u32,
         job: &Job,
     ) -> Result<()> {
-        self.in_pieces((SWIZZLED_ROWS, counted), job, |workspace, some| {
+        self.in_pieces(SWIZZLED_ROWS, counted, job, |workspace, some| {
             let (first, end) = (some.start as u32, some.end as u32);
             // SAFETY: the caller's; tiles up to `end` exist.
             unsafe {
-                workspace.launch(function, name, |launch, workspace| {
+                workspace.launch(function, name, grid, |launch, workspace| {
                     launch.arg(&workspace.rounds).arg(&workspace.fp16);
                     launch.arg(&first).arg(&end).arg(&is_last);
                 })
@@ -191,7 +198,7 @@ impl KMeansWorkspace {
     fn assign_by_warps(&mut self, is_last: u32, job: &Job) -> Result<()> {
         let (rows, threads) = (32 * WARPS, 32 * WARPS);
         let shared = stages_bytes(self.kernels.row_type.dim);
-        self.in_pieces((rows, self.counted()), job, |workspace, blocks| {
+        self.in_pieces(rows, self.counted(), job, |workspace, blocks| {
             let (first, all) = (blocks.start as u32, config(blocks.len(), threads, shared));
             let function = &workspace.kernels.assign_tiles;
             // SAFETY: `assign_tiles` takes (Rounds, Fp16Buffers, u32 first_block, u32 is_last),
@@ -199,7 +206,7 @@ impl KMeansWorkspace {
             // reads the rows and centroids that were rounded before, and writes labels, gaps,
             // `moved`, `uncertain` and `least`.
             unsafe {
-                workspace.launch(function, ("assign_tiles", all), |launch, workspace| {
+                workspace.launch(function, "assign_tiles", all, |launch, workspace| {
                     launch.arg(&workspace.rounds).arg(&workspace.fp16).arg(&first).arg(&is_last);
                 })
             }
@@ -213,7 +220,7 @@ impl KMeansWorkspace {
         // `least`, and lists pairs, as far as there is room.
         unsafe {
             let kernel = &self.kernels.find_candidates;
-            self.launch_fp16(kernel, ("find_candidates", some), is_last)
+            self.launch_fp16(kernel, "find_candidates", some, is_last)
         }
     }
 
@@ -225,7 +232,8 @@ impl KMeansWorkspace {
     /// Launches a kernel for `rows` rows, in pieces of bounded work.
     fn in_pieces(
         &mut self,
-        (rows, counted): (usize, Counted),
+        rows: usize,
+        counted: Counted,
         job: &Job,
         launch: impl Fn(&Self, std::ops::Range<usize>) -> Result<()>,
     ) -> Result<()> {
@@ -257,9 +265,10 @@ impl KMeansWorkspace {
                 AssignStrategy::Tiles => {
                     // The memory of two lists of u32, which each round overwrites.
                     let Fp16Buffers { uncertain, least, .. } = self.fp16;
+                    let to = SortTargets { rows: 0, numbers: uncertain, labels: least };
                     // SAFETY: all rows were assigned just before, both have room for a u32 of each, and one
                     // rank is what `at_places` has room for.
-                    unsafe { self.order((0, uncertain, least), 1) }?;
+                    unsafe { self.order(to, 1) }?;
                     (least, uncertain)
                 }
             };
@@ -269,7 +278,7 @@ impl KMeansWorkspace {
             // block and a thread for each sum of `ADDED_ROWS` rows. Labels, and positions unless they are null,
             // are `count` u32, sorted on this stream just before: clusters below `k`, and each row once.
             return unsafe {
-                self.launch(&self.kernels.add_sorted, ("add_sorted", all), |launch, kernel| {
+                self.launch(&self.kernels.add_sorted, "add_sorted", all, |launch, kernel| {
                     launch.arg(&kernel.rounds).arg(&kernel.in_sums).arg(&labels).arg(&positions);
                 })
             };
@@ -278,7 +287,7 @@ impl KMeansWorkspace {
         // SAFETY: `add_moved` takes (Rounds, Sums), 256 threads a block and any number of them: it reads `moved`,
         // which assigning has written as far as the status says, or the labels of all rows, and adds to the
         // sums of clusters below `k`.
-        unsafe { self.launch_sums(&self.kernels.add_moved, ("add_moved", some)) }
+        unsafe { self.launch_sums(&self.kernels.add_moved, "add_moved", some) }
     }
 
     /// Moves every centroid to the mean of its rows, unless rounds end.
@@ -289,26 +298,25 @@ impl KMeansWorkspace {
             // SAFETY: both take (Rounds, Sums), 256 threads a block and any number of them: they read the labels
             // of all rows, which are below `k`, and write `first_rows` and then `differing`, which there are.
             unsafe {
-                self.launch_sums(&self.kernels.find_first_rows, ("find_first_rows", some))?;
-                self.launch_sums(&self.kernels.find_differing, ("find_differing", some))?;
+                self.launch_sums(&self.kernels.find_first_rows, "find_first_rows", some)?;
+                self.launch_sums(&self.kernels.find_differing, "find_differing", some)?;
             }
         }
         let clusters = config(self.k.div_ceil(8), 256, 0);
         // SAFETY: `finish_round` takes (Rounds, Sums), 256 threads a block and a warp for each cluster: it reads
         // the sums, and writes the set of centroids that is not valid, `shifts`, drifts and the status.
-        unsafe { self.launch_sums(&self.kernels.finish_round, ("finish_round", clusters)) }
+        unsafe { self.launch_sums(&self.kernels.finish_round, "finish_round", clusters) }
     }
 
     /// Sorts rows by cluster and, within a cluster, into `ranks` ranks by the number of centroids
     /// to compare. All rows must have a cluster.
     fn sort(&mut self, ranks: usize) -> Result<()> {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
-        let [rows, numbers, labels] = sorted.targets(&self.stream);
+        let targets = sorted.targets(&self.stream);
         // SAFETY: callers have assigned all rows; the targets have room for them, are not the rows that are
         // moved, and stay in this workspace, whose `at_places` has room for the most ranks of its strategy.
-        unsafe { self.order((rows, numbers, labels), ranks) }?;
-        let own = (&mut self.rows, &mut self.labels);
-        sorted.swap(own, &mut self.rounds, &self.stream);
+        unsafe { self.order(targets, ranks) }?;
+        sorted.swap(&mut self.rows, &mut self.labels, &mut self.rounds, &self.stream);
         self.sorted = Some(sorted);
         Ok(())
     }
@@ -321,11 +329,8 @@ impl KMeansWorkspace {
     /// `rows`, unless it is null, of `count` rows: memory of this workspace that its
     /// [`RoundsOnDevice`](super::structs::RoundsOnDevice) do not name. There are at most as many `ranks` as
     /// `at_places` has room for; where there are several, centroids have been listed.
-    unsafe fn order(
-        &mut self,
-        (rows, numbers, labels): (u64, u64, u64),
-        ranks: usize,
-    ) -> Result<()> {
+    unsafe fn order(&mut self, targets: SortTargets, ranks: usize) -> Result<()> {
+        let SortTargets { rows, numbers, labels } = targets;
         let Some(counts) = &mut self.at_places else { return Ok(()) };
         self.stream.memset_zeros(counts.slice_mut()).map_err(failed("cuMemsetD8Async"))?;
         let (kernels, places) = (&self.kernels, self.k * ranks);
@@ -342,13 +347,13 @@ impl KMeansWorkspace {
         // numbers, u32* labels) in the grid of `sort_count`: it moves each row to a position of its
         // own below `count`, for which the targets have room, none of which `rounds` names.
         unsafe {
-            self.launch(&kernels.sort_count, ("sort_count", blocks), |launch, workspace| {
+            self.launch(&kernels.sort_count, "sort_count", blocks, |launch, workspace| {
                 launch.arg(&workspace.rounds).arg(&workspace.sorted_centroids).arg(&ranks);
             })?;
-            self.launch(&kernels.add_up, ("add_up", config(1, 1024, 0)), |launch, _| {
+            self.launch(&kernels.add_up, "add_up", config(1, 1024, 0), |launch, _| {
                 launch.arg(&counts).arg(&all).arg(&all).arg(&total);
             })?;
-            self.launch(&kernels.sort_move, ("sort_move", blocks), |launch, kernel| {
+            self.launch(&kernels.sort_move, "sort_move", blocks, |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(&kernel.sorted_centroids).arg(&ranks);
                 launch.arg(&rows).arg(&numbers).arg(&labels);
             })

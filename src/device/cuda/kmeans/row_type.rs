@@ -6,6 +6,7 @@ use cudarc::driver::CudaStream;
 
 use crate::device::contract::KMeansKind;
 use crate::device::cuda::driver::gpu::Gpu;
+use crate::device::cuda::driver::launch::check_size;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::error::Result;
@@ -33,6 +34,25 @@ pub(super) struct RowType {
     /// Elements of a row.
     pub(super) dim: usize,
     pub(super) has_weights: bool,
+}
+
+/// Rows that are on the GPU in row-major order, with their weights, if they have any.
+pub(super) struct UploadedRows {
+    pub(super) rows: Buffer,
+    pub(super) count: usize,
+    pub(super) weights: Option<Buffer>,
+}
+
+impl UploadedRows {
+    /// # Panics
+    /// If the buffers are too small for so many rows of a type, or if weights are there and of no use, or
+    /// are missing.
+    pub(super) fn check(&self, row_type: RowType) {
+        let Self { rows, count, weights } = self;
+        check_size(rows, count * row_type.dim, row_type.element.bytes());
+        assert_eq!(weights.is_some(), row_type.has_weights);
+        weights.iter().for_each(|weights| check_size(weights, *count, size_of::<f64>()));
+    }
 }
 
 impl RowType {

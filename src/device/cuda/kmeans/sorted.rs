@@ -17,30 +17,42 @@ pub(super) struct Sorted {
     numbers: [Buffer; 2],
 }
 
+/// The addresses to which sorting writes rows, unless null, and the numbers and labels of all rows.
+#[derive(Clone, Copy)]
+pub(super) struct SortTargets {
+    pub(super) rows: u64,
+    pub(super) numbers: u64,
+    pub(super) labels: u64,
+}
+
 impl Sorted {
     /// Allocates memory for `rows` rows of `dim` f32.
     pub(super) fn new(
-        (rows, dim): (usize, usize),
+        rows: usize,
+        dim: usize,
         allocate: impl Fn(usize) -> Result<Buffer>,
     ) -> Result<Self> {
         let numbers = [allocate(rows * 4)?, allocate(rows * 4)?];
         Ok(Self { rows: allocate(rows * dim * 4)?, labels: allocate(rows * 4)?, numbers })
     }
 
-    /// The addresses of the targets for rows, numbers and labels.
-    pub(super) fn targets(&self, stream: &Arc<CudaStream>) -> [u64; 3] {
+    /// The addresses of the targets.
+    pub(super) fn targets(&self, stream: &Arc<CudaStream>) -> SortTargets {
         let Self { rows, labels, numbers: [numbers, _] } = self;
-        [rows, numbers, labels].map(|buffer| address(stream, buffer))
+        let [rows, numbers, labels] = [rows, numbers, labels].map(|to| address(stream, to));
+        SortTargets { rows, numbers, labels }
     }
 
     /// Makes the targets the rows and labels of rounds.
     pub(super) fn swap(
         &mut self,
-        (rows, labels): (&mut Buffer, &mut Buffer),
+        rows: &mut Buffer,
+        labels: &mut Buffer,
         rounds: &mut RoundsOnDevice,
         stream: &Arc<CudaStream>,
     ) {
-        [rounds.rows, rounds.numbers, rounds.labels] = self.targets(stream);
+        SortTargets { rows: rounds.rows, numbers: rounds.numbers, labels: rounds.labels } =
+            self.targets(stream);
         std::mem::swap(rows, &mut self.rows);
         std::mem::swap(labels, &mut self.labels);
         self.numbers.swap(0, 1);

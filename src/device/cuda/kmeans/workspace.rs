@@ -12,7 +12,7 @@ use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKer
 use super::fp16::fp16_buffers;
 use super::hamerly::HamerlyBounds;
 use super::kernels::{AssignStrategy, MOST_ROWS, RoundKernels, ranks};
-use super::row_type::RowType;
+use super::row_type::{RowType, UploadedRows};
 use super::sorted::Sorted;
 use super::structs::{Fp16Buffers, RoundsOnDevice, SortedCentroids, Status, SumsOnDevice};
 use super::sums::SumsMemory;
@@ -20,7 +20,7 @@ use super::swizzled_tiles::SWIZZLED_ROWS;
 use crate::device::ClusterSums;
 use crate::device::contract::KMeansProblem;
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{LaunchThrottle, Rate, address, check_size, config};
+use crate::device::cuda::driver::launch::{LaunchThrottle, Rate, address, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
@@ -75,17 +75,17 @@ impl KMeansWorkspace {
         kernels: Arc<RoundKernels>,
         stream: &Arc<CudaStream>,
         memory: &Arc<Memory>,
-        (rows, weights): (Buffer, Option<Buffer>),
-        (count, strategy): (usize, AssignStrategy),
-        (problem, empty): (&KMeansProblem, &ClusterSums),
+        uploaded: UploadedRows,
+        strategy: AssignStrategy,
+        problem: &KMeansProblem,
+        empty: &ClusterSums,
     ) -> Result<Self> {
+        uploaded.check(kernels.row_type);
+        let UploadedRows { rows, count, weights } = uploaded;
         let (RowType { element, dim, .. }, k) = (kernels.row_type, problem.k);
         let steps = empty.inverse_steps();
         assert!(count <= MOST_ROWS && problem.origin.len() == dim);
         assert!(steps.len() == kernels.row_type.width());
-        check_size(&rows, count * dim, element.bytes());
-        assert_eq!(weights.is_some(), kernels.row_type.has_weights);
-        weights.iter().for_each(|weights| check_size(weights, count, size_of::<f64>()));
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         let mut kept = Vec::new();
         let mut place = |bytes: usize| -> Result<u64> {
@@ -98,7 +98,7 @@ impl KMeansWorkspace {
         let centroids = allocate(2 * k * dim * element.bytes())?;
         let labels = allocate(count * 4)?;
         let gaps = (strategy == AssignStrategy::Tiles)
-            .then(|| HamerlyBounds::new((count, k), allocate))
+            .then(|| HamerlyBounds::new(count, k, allocate))
             .transpose()?;
         let [of_rows, drifts, listed] = HamerlyBounds::addresses(gaps.as_ref(), stream);
         let sums = SumsMemory::new(k, kernels.row_type, allocate)?;
@@ -144,11 +144,11 @@ impl KMeansWorkspace {
         match strategy {
             AssignStrategy::SortMeans => {
                 sorted_centroids.lists = place(k * k * 8)?;
-                sorted = Some(Sorted::new((count, dim), allocate)?);
+                sorted = Some(Sorted::new(count, dim, allocate)?);
             }
             AssignStrategy::Tiles => {
                 let origin = address(stream, &origin);
-                fp16 = fp16_buffers(problem, (&kernels, count), origin, &mut place)?;
+                fp16 = fp16_buffers(problem, &kernels, count, origin, &mut place)?;
             }
         }
         kept.extend([origin, inverse].into_iter().chain(weights));
@@ -180,7 +180,7 @@ impl KMeansWorkspace {
             sorted,
             _kept: kept,
         };
-        workspace.reset_status((0, 0))?;
+        workspace.reset_status(0, 0)?;
         if strategy == AssignStrategy::Tiles {
             workspace.round_rows()?;
         }
@@ -200,29 +200,29 @@ impl KMeansWorkspace {
                 break;
             }
             self.fp16.scale_up(f64::from(128.0 / typical.max(1e-6)));
-            self.reset_status((0, 0))?;
+            self.reset_status(0, 0)?;
         }
         // No scale suits most rows, for instance if most are equal: then no row counts as an
         // outlier.
         self.fp16 = at_first;
-        self.reset_status((0, 0))?;
+        self.reset_status(0, 0)?;
         let (_, largest) = self.round_and_measure()?;
-        self.reset_status((largest.to_bits(), largest.max(LEAST_TYPICAL).to_bits()))
+        self.reset_status(largest.to_bits(), largest.max(LEAST_TYPICAL).to_bits())
     }
 
     /// Rounds all rows; returns a norm that few rows exceed, and the norm of the longest.
     fn round_and_measure(&self) -> Result<(f32, f32)> {
         assert_eq!(self.strategy, AssignStrategy::Tiles);
         let all = config(self.count.next_multiple_of(SWIZZLED_ROWS).div_ceil(8), 256, 0);
-        let round = (&self.kernels.round_rows, ("round_rows", all));
-        let measure = (&self.kernels.measure_rows, ("measure_rows", config(1, 1024, 0)));
-        for (kernel, grid) in [round, measure] {
+        let round = (&self.kernels.round_rows, "round_rows", all);
+        let measure = (&self.kernels.measure_rows, "measure_rows", config(1, 1024, 0));
+        for (kernel, name, grid) in [round, measure] {
             // SAFETY: both take (Rounds, Fp16Buffers), which `new` has filled in for `AssignStrategy::Tiles`.
             // `round_rows`, a warp for each row of whole swizzled tiles, reads the rows and the
             // origin and writes `fp16_rows` and `rounded`; `measure_rows`, one block of 1,024
             // threads, reads `rounded` after it, and writes the status.
             unsafe {
-                self.launch(kernel, grid, |launch, kernel| {
+                self.launch(kernel, name, grid, |launch, kernel| {
                     launch.arg(&kernel.rounds).arg(&kernel.fp16);
                 })
             }?;
@@ -244,7 +244,7 @@ impl KMeansWorkspace {
 
     /// Sets the status for the next launches to that before any round, with the bits of
     /// `largest_row` and `typical_row`.
-    pub(super) fn reset_status(&mut self, (largest_row, typical_row): (u32, u32)) -> Result<()> {
+    pub(super) fn reset_status(&mut self, largest_row: u32, typical_row: u32) -> Result<()> {
         let status = Status { largest_row, typical_row, ..Status::default() };
         sys::write(&self.stream, self.status.slice_mut(), &[status])
     }
@@ -287,7 +287,7 @@ impl KMeansWorkspace {
         // each row. Row numbers are below `count`, each once, and the buffer has room for `count`
         // labels; nothing else uses it.
         unsafe {
-            self.launch(&self.kernels.copy_labels, ("copy_labels", all), |launch, kernel| {
+            self.launch(&self.kernels.copy_labels, "copy_labels", all, |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(labels.slice_mut());
             })
         }?;
@@ -312,7 +312,7 @@ impl KMeansWorkspace {
         // below `count`, each once, and two buffers have room for `count` labels and costs; nothing
         // else uses them.
         unsafe {
-            self.launch(&self.kernels.costs, ("costs", all), |launch, kernel| {
+            self.launch(&self.kernels.costs, "costs", all, |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(labels.slice_mut()).arg(costs.slice_mut());
             })
         }?;
@@ -339,7 +339,8 @@ impl KMeansWorkspace {
     pub(super) unsafe fn launch<'a>(
         &'a self,
         function: &'a CudaFunction,
-        (name, grid): (&'static str, LaunchConfig),
+        name: &'static str,
+        grid: LaunchConfig,
         add: impl FnOnce(&mut LaunchArgs<'a>, &'a Self),
     ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);
@@ -358,11 +359,12 @@ impl KMeansWorkspace {
     pub(super) unsafe fn launch_sums(
         &self,
         function: &CudaFunction,
-        grid: (&'static str, LaunchConfig),
+        name: &'static str,
+        grid: LaunchConfig,
     ) -> Result<()> {
         // SAFETY: the caller's.
         unsafe {
-            self.launch(function, grid, |launch, kernel| {
+            self.launch(function, name, grid, |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(&kernel.in_sums);
             })
         }
@@ -374,12 +376,13 @@ impl KMeansWorkspace {
     pub(super) unsafe fn launch_fp16(
         &self,
         function: &CudaFunction,
-        grid: (&'static str, LaunchConfig),
+        name: &'static str,
+        grid: LaunchConfig,
         is_last: u32,
     ) -> Result<()> {
         // SAFETY: the caller's.
         unsafe {
-            self.launch(function, grid, |launch, kernel| {
+            self.launch(function, name, grid, |launch, kernel| {
                 launch.arg(&kernel.rounds).arg(&kernel.fp16).arg(&is_last);
             })
         }

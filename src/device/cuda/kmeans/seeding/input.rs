@@ -1,7 +1,6 @@
-//! The input of seeding: rows on a GPU.
+//! The input of seeding.
 
 use crate::device::contract::KMeansProblem;
-use crate::device::cuda::driver::memory::Buffer;
 use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::rows::Rows;
@@ -15,13 +14,11 @@ const ONE_CUT_IN: usize = 4096;
 const LARGEST: f64 = 127.0;
 
 /// Rows to choose from.
-pub(super) struct SeedingInput<'a> {
-    pub(super) rows: &'a Rows,
-    /// The same on the device.
-    pub(super) uploaded: &'a Buffer,
-    pub(super) weights: Option<&'a [f64]>,
-    pub(super) metric: Metric,
-    pub(super) problem: &'a KMeansProblem,
+pub(in super::super) struct SeedingInput<'a> {
+    pub(in super::super) rows: &'a Rows,
+    pub(in super::super) weights: Option<&'a [f64]>,
+    pub(in super::super) metric: Metric,
+    pub(in super::super) problem: &'a KMeansProblem,
 }
 
 impl SeedingInput<'_> {
@@ -39,13 +36,13 @@ impl SeedingInput<'_> {
     /// The steps of a code per unit, chosen so that few elements are clipped.
     pub(super) fn inverse<T: Real>(&self) -> f64 {
         let (dim, values) = (self.dim(), self.rows.reals::<T>().unwrap_or_default());
-        let apart = |(x, centre): (&T, &f64)| (x.to_f64() - centre).abs();
+        let distance = |(x, centre): (&T, &f64)| (x.to_f64() - centre).abs();
         let every = (values.len() / SAMPLED).max(1);
         let rows = values.chunks_exact(dim).step_by(every);
         let mut sample: Vec<f64> =
-            rows.flat_map(|row| row.iter().zip(&self.problem.origin).map(apart)).collect();
-        let kept = sample.len() - 1 - sample.len() / ONE_CUT_IN;
-        let (_, most, _) = sample.select_nth_unstable_by(kept, f64::total_cmp);
+            rows.flat_map(|row| row.iter().zip(&self.problem.origin).map(distance)).collect();
+        let unclipped = sample.len() - 1 - sample.len() / ONE_CUT_IN;
+        let (_, most, _) = sample.select_nth_unstable_by(unclipped, f64::total_cmp);
         let inverse = LARGEST / if *most > 0.0 { *most } else { self.problem.farthest };
         if inverse.is_normal() { inverse } else { 1.0 }
     }

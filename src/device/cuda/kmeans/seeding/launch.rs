@@ -226,12 +226,12 @@ impl SeedingKernels {
 
 /// Whether the kernels support seeding from such rows, with `drawn` candidates per step.
 pub(super) fn fits(rows: &Rows, drawn: usize, limits: Limits) -> bool {
-    let of = (rows.matrix().kind(), rows.matrix().dim());
-    rows.len() <= MOST_ROWS && suits(of, drawn, limits)
+    let matrix = rows.matrix();
+    rows.len() <= MOST_ROWS && suits(matrix.kind(), matrix.dim(), drawn, limits)
 }
 
 /// The same for every moderate number of rows of this kind and dimension.
-pub(super) fn suits((kind, dim): (ElementKind, usize), drawn: usize, limits: Limits) -> bool {
+pub(super) fn suits(kind: ElementKind, dim: usize, drawn: usize, limits: Limits) -> bool {
     let has_bounds = limits.capability.0 >= 8
         && dim <= MOST_DIM
         && bounds_bytes(dim, drawn) + STATIC_BYTES <= limits.shared;
@@ -247,6 +247,14 @@ fn words(dim: usize) -> usize {
 /// Dynamic shared memory of `compare_bounds`.
 fn bounds_bytes(dim: usize, drawn: usize) -> usize {
     drawn.next_multiple_of(8) * (words(dim) + 4) * 4 + SEED_THREADS * (drawn + 1) * 4
+}
+
+/// The first chosen row, and the random numbers of the other steps: one for each candidate of a step.
+#[derive(Clone, Copy)]
+pub(super) struct Draws<'a> {
+    pub(super) first: u32,
+    pub(super) candidates: usize,
+    pub(super) random: &'a [u64],
 }
 
 /// The state of the steps, with all buffers that they need.
@@ -265,20 +273,22 @@ pub(super) struct SeedingWorkspace<'a> {
 }
 
 impl<'r> SeedingWorkspace<'r> {
-    /// Allocates memory for the steps after the first row, with their `random` numbers.
+    /// Allocates memory for the steps over rows that have arrived.
     pub(super) fn new(
         device: &CudaDevice,
         kernels: Arc<SeedingKernels>,
-        input: &SeedingInput<'r>,
-        (first, drawn, random): (u32, usize, &[u64]),
+        input: &SeedingInput<'_>,
+        uploaded: &'r Buffer,
+        draws: Draws<'_>,
         job: &Job,
     ) -> Result<Self> {
+        let Draws { first, candidates: drawn, random } = draws;
         let (count, k, dim) = (input.rows.len(), input.problem.k, kernels.dim);
         let element = if input.rows.matrix().kind() == ElementKind::F64 { 8 } else { 4 };
         assert!(fits(input.rows, drawn, device.gpu.limits) && drawn <= MOST_CANDIDATES && k > 1);
         assert!(random.len() == (k - 1) * drawn && drawn > 0 && (first as usize) < count);
         assert!(input.has_as_many(dim));
-        check_size(input.uploaded, count * dim, element);
+        check_size(uploaded, count * dim, element);
         let stream = device.gpu.compute.clone();
         let mut kept = Vec::new();
         let mut keep = |buffer: Buffer| {
@@ -295,7 +305,7 @@ impl<'r> SeedingWorkspace<'r> {
         let (parts, blocks) = (count.div_ceil(SHARE_ROWS), count.div_ceil(together));
         let seeding = SeedingOnDevice {
             state: address(&stream, &state),
-            rows: address(&stream, input.uploaded),
+            rows: address(&stream, uploaded),
             weights: weights.transpose()?.map_or(0, &mut keep),
             costs: keep(allocate(count * element)?),
             totals: keep(device.filled(parts * 8, 0)?),
@@ -320,10 +330,10 @@ impl<'r> SeedingWorkspace<'r> {
             bounds.residuals = keep(allocate(count * 4)?);
             bounds.centre = keep(device.send(&[sys::bytes_of(&input.problem.origin)], job)?);
         }
-        let (drawn, _rows, _kept) = (drawn as u32, input.uploaded, kept);
+        let (drawn, _rows, _kept) = (drawn as u32, uploaded, kept);
         let steps = Self { kernels, stream, seeding, bounds, drawn, state, chosen, _rows, _kept };
         // SAFETY: `begin` takes (Seeding) and any number of blocks of `SEED_THREADS`; it writes `count` costs.
-        unsafe { steps.launch(&steps.kernels.begin, ("begin", steps.rows())) }?;
+        unsafe { steps.launch(&steps.kernels.begin, "begin", steps.rows()) }?;
         Ok(steps)
     }
 
@@ -338,12 +348,12 @@ impl<'r> SeedingWorkspace<'r> {
         self.bounds.inverse = inverse;
         let rows = (self.seeding.count as usize).next_multiple_of(32);
         let grid = config(rows.div_ceil(SEED_THREADS / 32), SEED_THREADS, 0);
-        let kernel = (&self.kernels.round_to_words, ("round_to_words", grid));
+        let kernel = &self.kernels.round_to_words;
         // SAFETY: `round_to_words` takes (Seeding, Bounds), `SEED_THREADS` a block and a warp for each row of whole
         // units of 32: it reads the rows and the centre, and writes words of all units, and squares and residuals
         // of `count` rows, for which `new` has made room.
         unsafe {
-            self.launch_more(kernel, |launch, steps| {
+            self.launch_more(kernel, "round_to_words", grid, |launch, steps| {
                 launch.arg(&steps.bounds);
             })
         }
@@ -352,13 +362,13 @@ impl<'r> SeedingWorkspace<'r> {
     /// Draws the candidates of a step, unless steps have ended: as many as `new` was told.
     pub(super) fn draw(&self, drawn: &u32) -> Result<()> {
         assert_eq!(*drawn, self.drawn);
-        let kernel = (&self.kernels.draw_candidates, ("draw_candidates", config(1, 1024, 0)));
+        let (kernel, grid) = (&self.kernels.draw_candidates, config(1, 1024, 0));
         // SAFETY: `draw_candidates` takes (Seeding, u32 drawn), one block of 1,024 threads: it reads `drawn` of the
         // random numbers of a step, of which there are those of k - 1 steps, and ends steps after these. It reads
         // the sums of shares of all blocks, less what the launch before has written of one of its candidates, and
         // writes `drawn` candidates, all rows, at most k of `chosen`, the gains and the state.
         unsafe {
-            self.launch_more(kernel, |launch, _| {
+            self.launch_more(kernel, "draw_candidates", grid, |launch, _| {
                 launch.arg(drawn);
             })
         }
@@ -369,26 +379,26 @@ impl<'r> SeedingWorkspace<'r> {
         assert!((1..=self.drawn).contains(drawn));
         let candidates = *drawn as usize;
         if self.has_bounds() {
-            let shared = bounds_bytes(self.kernels.dim, candidates);
-            let kernel = (&self.kernels.compare_bounds, ("compare_bounds", self.blocks(shared)));
+            let grid = self.blocks(bounds_bytes(self.kernels.dim, candidates));
+            let kernel = &self.kernels.compare_bounds;
             // SAFETY: `compare_bounds` takes (Seeding, Bounds, u32 drawn), `SEED_THREADS` a block, with
             // `bounds_bytes` of shared memory, and `blocks` of them, each for rows of its own: it reads the words
             // that `round_to_words` wrote and the candidates drawn last, and writes costs, `lowered`, and what
             // each of up to the `drawn` candidates of `new` takes.
             unsafe {
-                self.launch_more(kernel, |launch, steps| {
+                self.launch_more(kernel, "compare_bounds", grid, |launch, steps| {
                     launch.arg(&steps.bounds).arg(drawn);
                 })
             }
         } else {
             // Elements have at most 8 bytes.
-            let shared = candidates * self.kernels.dim * 8;
-            let kernel = (&self.kernels.compare_pairs, ("compare_pairs", self.blocks(shared)));
+            let grid = self.blocks(candidates * self.kernels.dim * 8);
+            let kernel = &self.kernels.compare_pairs;
             // SAFETY: `compare_pairs` takes (Seeding, u32 drawn), `SEED_THREADS` a block, with shared memory for
             // all candidates, and `blocks` of them, each for rows of its own: it reads rows and the candidates
             // drawn last, and writes the same as `compare_bounds`.
             unsafe {
-                self.launch_more(kernel, |launch, _| {
+                self.launch_more(kernel, "compare_pairs", grid, |launch, _| {
                     launch.arg(drawn);
                 })
             }
@@ -407,8 +417,8 @@ impl<'r> SeedingWorkspace<'r> {
         // lowers costs by the distances from the candidate that was chosen last, and the second reads them after
         // that, and writes the state.
         unsafe {
-            self.launch(&self.kernels.take_best, ("take_best", self.rows()))?;
-            self.launch(&self.kernels.largest_share, ("largest_share", self.rows()))?;
+            self.launch(&self.kernels.take_best, "take_best", self.rows())?;
+            self.launch(&self.kernels.largest_share, "largest_share", self.rows())?;
         }
         Ok(f64::from_bits(self.state()?.largest))
     }
@@ -419,7 +429,7 @@ impl<'r> SeedingWorkspace<'r> {
         sys::write(&self.stream, self.state.slice_mut(), &[state])?;
         // SAFETY: `add_shares` takes (Seeding), `SEED_THREADS` a block and `blocks` of them, each for rows of its
         // own: it reads costs, and writes the sums of the shares of these.
-        unsafe { self.launch(&self.kernels.add_shares, ("add_shares", self.blocks(0))) }
+        unsafe { self.launch(&self.kernels.add_shares, "add_shares", self.blocks(0)) }
     }
 
     /// The first `count` chosen rows.
@@ -444,10 +454,11 @@ impl<'r> SeedingWorkspace<'r> {
     unsafe fn launch(
         &self,
         function: &CudaFunction,
-        kernel: (&'static str, LaunchConfig),
+        name: &'static str,
+        grid: LaunchConfig,
     ) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.launch_more((function, kernel), |_, _| {}) }
+        unsafe { self.launch_more(function, name, grid, |_, _| {}) }
     }
 
     /// Launches a kernel with [`SeedingOnDevice`], and the arguments that `add` appends.
@@ -460,7 +471,9 @@ impl<'r> SeedingWorkspace<'r> {
     ///   of [`BoundsOnDevice`] has been written, by what was launched on this stream before.
     unsafe fn launch_more<'a>(
         &'a self,
-        (function, (name, grid)): (&'a CudaFunction, (&'static str, LaunchConfig)),
+        function: &'a CudaFunction,
+        name: &'static str,
+        grid: LaunchConfig,
         add: impl FnOnce(&mut LaunchArgs<'a>, &'a Self),
     ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);

@@ -6,9 +6,9 @@ mod launch;
 
 use std::time::Duration;
 
-use self::input::SeedingInput;
-use self::launch::{SeedingKernels, SeedingWorkspace, Stop};
-use crate::device::contract::{KMeansProblem, Work};
+pub(super) use self::input::SeedingInput;
+use self::launch::{Draws, SeedingKernels, SeedingWorkspace, Stop};
+use crate::device::contract::Work;
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::upload::elapsed;
@@ -30,12 +30,8 @@ pub(super) fn can_seed(device: &CudaDevice, rows: &Rows, k: usize) -> bool {
 }
 
 /// Loads the kernels for such rows.
-pub(super) fn warm(
-    device: &CudaDevice,
-    (kind, metric, dim): (ElementKind, Metric, usize),
-    k: usize,
-) {
-    if k > 1 && launch::suits((kind, dim), candidates(k), device.gpu.limits) {
+pub(super) fn warm(device: &CudaDevice, kind: ElementKind, metric: Metric, dim: usize, k: usize) {
+    if k > 1 && launch::suits(kind, dim, candidates(k), device.gpu.limits) {
         let _ = SeedingKernels::get(&device.gpu, kind, metric, dim);
     }
 }
@@ -44,21 +40,19 @@ pub(super) fn warm(
 /// have weights and may be on the device already; also the rows on the device, and the work.
 pub(super) fn choose<T: Real>(
     device: &CudaDevice,
-    (rows, sent): (&Rows, Option<Buffer>),
-    (weights, metric): (Option<&[f64]>, Metric),
-    problem: &KMeansProblem,
+    input: &SeedingInput<'_>,
+    uploaded: Option<Buffer>,
     random: Random,
     job: &Job,
 ) -> Result<(Vec<T>, Buffer, Work)> {
-    let (uploaded, mut work) = match sent {
-        Some(sent) => (sent, Work::default()),
-        None => device.send_rows(rows, job)?,
+    let (uploaded, mut work) = match uploaded {
+        Some(uploaded) => (uploaded, Work::default()),
+        None => device.send_rows(input.rows, job)?,
     };
-    work.bytes_sent += weights.map_or(0, size_of_val) as u64;
-    let input = SeedingInput { rows, uploaded: &uploaded, weights, metric, problem };
-    let (chosen, kernel) = plus_plus::<T>(device, &input, random, job)?;
+    work.bytes_sent += input.weights.map_or(0, size_of_val) as u64;
+    let (chosen, kernel) = plus_plus::<T>(device, input, &uploaded, random, job)?;
     work.kernel += kernel;
-    let (values, dim): (&[T], _) = (rows.reals().unwrap_or_default(), input.dim());
+    let (values, dim): (&[T], _) = (input.rows.reals().unwrap_or_default(), input.dim());
     let row = |row: &u32| &values[*row as usize * dim..][..dim];
     Ok((chosen.iter().flat_map(row).copied().collect(), uploaded, work))
 }
@@ -67,6 +61,7 @@ pub(super) fn choose<T: Real>(
 fn plus_plus<T: Real>(
     device: &CudaDevice,
     input: &SeedingInput<'_>,
+    uploaded: &Buffer,
     mut random: Random,
     job: &Job,
 ) -> Result<(Vec<u32>, Duration)> {
@@ -80,7 +75,8 @@ fn plus_plus<T: Real>(
     let begin = device.gpu.timestamp()?;
     let kernels =
         SeedingKernels::get(&device.gpu, input.rows.matrix().kind(), input.metric, input.dim())?;
-    let mut steps = SeedingWorkspace::new(device, kernels, input, (first, drawn, &random), job)?;
+    let draws = Draws { first, candidates: drawn, random: &random };
+    let mut steps = SeedingWorkspace::new(device, kernels, input, uploaded, draws, job)?;
     if steps.has_bounds() {
         steps.round(input.inverse::<T>())?;
     }
