@@ -100,7 +100,7 @@ fn components(
     let order = Order::new(rows, directions, spec);
     let thresholds = thresholds(within, matrix.dim(), kind, spec, dim, directions);
     let (buffer, sent) = device.send_rows(rows, job)?;
-    let shape = WorkspaceInput {
+    let input = WorkspaceInput {
         rows: buffer,
         count,
         dim,
@@ -112,7 +112,7 @@ fn components(
         order: &order,
         thresholds,
     };
-    let mut workspace = DbscanWorkspace::new(kernels, &gpu.compute, memory, shape)?;
+    let mut workspace = DbscanWorkspace::new(kernels, device, input)?;
     let begin = gpu.timestamp()?;
     workspace.order(memory, &order)?;
     job.enter(Phase::Count);

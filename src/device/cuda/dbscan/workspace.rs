@@ -16,6 +16,7 @@ use super::structs::{
     DbscanOnDevice, DirectionOnDevice, LEVELS, ProductsOnDevice, ProgressOnDevice, Weight,
 };
 use super::tiles::{first_tiles, parts, products};
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{address, config, launch_seconds};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
@@ -88,9 +89,8 @@ impl DbscanWorkspace {
     /// In one piece: it is one list of buffers and their sizes.
     pub(super) fn new(
         kernels: Arc<DbscanKernels>,
-        stream: &Arc<CudaStream>,
-        memory: &Arc<Memory>,
-        shape: WorkspaceInput<'_>,
+        CudaDevice { gpu, memory, .. }: &CudaDevice,
+        input: WorkspaceInput<'_>,
     ) -> Result<Self> {
         let WorkspaceInput {
             rows,
@@ -103,7 +103,8 @@ impl DbscanWorkspace {
             ends,
             order,
             thresholds,
-        } = shape;
+        } = input;
+        let stream = &gpu.compute;
         let first_tiles = first_tiles(ends);
         let tiles = first_tiles[ends.len()] as usize;
         let (slots, coordinates) = (tiles * TILE, kernels.spec.coordinates());
@@ -314,8 +315,7 @@ impl DbscanWorkspace {
         // SAFETY: arguments, grid and order are as the caller says. The struct's buffers live as long as this
         // workspace, in the sizes that `new` gives them, and are used on this stream only; kernels touch
         // tiles, nodes, slots and rows below the counts in the struct, and were compiled for its rows.
-        unsafe { launch.launch(grid) }.map_err(failed(name))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed(name)).map(drop)
     }
 }
 

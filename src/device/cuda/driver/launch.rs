@@ -286,6 +286,14 @@ pub(in crate::device::cuda) fn address(stream: &Arc<CudaStream>, buffer: &Buffer
     slice.device_ptr(stream).0
 }
 
+/// The address of a buffer on the device, or null.
+pub(in crate::device::cuda) fn address_or_null(
+    stream: &Arc<CudaStream>,
+    buffer: Option<&Buffer>,
+) -> u64 {
+    buffer.map_or(0, |buffer| address(stream, buffer))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -369,8 +369,7 @@ impl HashingKernels {
         // and offsets are those of tables below `last`, also behind the addresses, and blocks have
         // the shared memory of `tile_bytes`. The buffers belong to this stream, and outlive its
         // work.
-        unsafe { launch.launch(grid) }.map_err(failed("hash_rows"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("hash_rows")).map(drop)
     }
 
     /// Sorts hashed rows into the tables from `first` on.
@@ -418,8 +417,7 @@ impl HashingKernels {
         // SAFETY: `sort_sections` has listed `large_count` large sections in `large`, each once, so
         // that blocks sort ranges that do not overlap; places and tables are those of
         // `sort_sections`.
-        unsafe { launch.launch(blocks) }.map_err(failed("sort_large_sections"))?;
-        Ok(())
+        unsafe { launch.launch(blocks) }.map_err(failed("sort_large_sections")).map(drop)
     }
 
     /// Turns the counts of rows in the sections of some tables into first positions. `sums` gets the
@@ -485,7 +483,6 @@ impl HashingKernels {
         // each of them and each table, for all of which there is room; keys are read in sections,
         // which `begins` has checked to be ranges of a table's rows. Probes flip bits below
         // `functions` ≤ 64. The buffers belong to this stream, and outlive what it does.
-        unsafe { launch.launch(grid) }.map_err(failed("find_buckets"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("find_buckets")).map(drop)
     }
 }

@@ -12,9 +12,10 @@ use super::row_type::{Element, RowType, UploadedRows};
 use super::structs::{RoundsOnDevice, Status, SumsOnDevice, labels_of};
 use crate::device::ClusterSums;
 use crate::device::contract::Labels;
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle, address, config};
-use crate::device::cuda::driver::memory::{Buffer, Memory};
+use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
@@ -82,12 +83,11 @@ impl BatchedWorkspace {
     /// In one piece: it is one list of buffers and their sizes.
     pub(super) fn new<T: Real>(
         kernels: &BatchedKernels,
-        stream: &Arc<CudaStream>,
-        memory: &Arc<Memory>,
+        CudaDevice { gpu, memory, .. }: &CudaDevice,
         uploaded: UploadedRows,
         problems: &[BatchedProblem<T>],
     ) -> Result<Self> {
-        let row_type = kernels.row_type;
+        let (stream, row_type) = (&gpu.compute, kernels.row_type);
         uploaded.check(row_type);
         let UploadedRows { rows, count, weights } = uploaded;
         let RowType { element, dim, .. } = row_type;
@@ -242,8 +242,9 @@ impl BatchedWorkspace {
         launch.arg(&problems).arg(&rounds);
         // SAFETY: each struct's addresses point to as many elements as its fields say, inside
         // buffers that live as long as this workspace; problems have rows and clusters of their own.
-        unsafe { launch.launch(config(some.len(), 128, 0)) }.map_err(failed("cluster_batched"))?;
-        Ok(())
+        unsafe { launch.launch(config(some.len(), 128, 0)) }
+            .map_err(failed("cluster_batched"))
+            .map(drop)
     }
 
     fn launch_finish(&self, kernels: &BatchedKernels, some: &Range<usize>) -> Result<()> {
@@ -252,8 +253,9 @@ impl BatchedWorkspace {
         launch.arg(&problems);
         // SAFETY: each struct's addresses point to as many elements as its fields say, inside
         // buffers that live as long as this workspace; no row is of two problems.
-        unsafe { launch.launch(config(some.len(), 128, 0)) }.map_err(failed("finish_batched"))?;
-        Ok(())
+        unsafe { launch.launch(config(some.len(), 128, 0)) }
+            .map_err(failed("finish_batched"))
+            .map(drop)
     }
 
     /// Whether the rounds of some problems have ended. Waits for their launches.

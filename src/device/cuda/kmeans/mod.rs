@@ -258,7 +258,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         made.into_iter().collect::<Result<()>>()?;
         let jobs = batch.iter().map(|(problem, _)| self.problems[*problem].batched_problem());
         let jobs: Vec<BatchedProblem<T>> = jobs.collect();
-        let CudaDevice { gpu, memory, .. } = self.device.as_ref();
+        let gpu = &self.device.gpu;
         let kernels = BatchedKernels::get(gpu, self.row_type()?)?;
         let (buffer, mut sent) = self.device.send_rows(self.input.rows, job)?;
         sent.bytes_sent += self.input.weights.map_or(0, size_of_val) as u64;
@@ -266,7 +266,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let (count, weights) = (self.input.rows.len(), weights.transpose()?);
         let rows = UploadedRows { rows: buffer, count, weights };
         let begin = gpu.timestamp()?;
-        let mut workspace = BatchedWorkspace::new(&kernels, &gpu.compute, memory, rows, &jobs)?;
+        let mut workspace = BatchedWorkspace::new(&kernels, &self.device, rows, &jobs)?;
         workspace.run(&kernels, limit, job)?;
         let end = gpu.timestamp()?;
         let found = workspace.finish(&jobs, gpu, job)?;

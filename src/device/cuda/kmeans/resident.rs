@@ -79,15 +79,7 @@ impl Resident {
         let weights = weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
         let (count, weights) = (rows.len(), weights.transpose()?);
         let uploaded = UploadedRows { rows: buffer, count, weights };
-        let workspace = KMeansWorkspace::new(
-            kernels,
-            &gpu.compute,
-            memory,
-            uploaded,
-            strategy,
-            problem,
-            empty,
-        )?;
+        let workspace = KMeansWorkspace::new(kernels, device, uploaded, strategy, problem, empty)?;
         let (gpu, memory, empty) = (gpu.clone(), memory.clone(), empty.clone());
         let (is_assigned, computing) = (false, Vec::new());
         Ok(Self { gpu, memory, workspace, empty, rows: count, is_assigned, work, computing })

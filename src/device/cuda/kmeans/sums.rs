@@ -6,7 +6,7 @@ use cudarc::driver::CudaStream;
 
 use super::row_type::RowType;
 use crate::device::ClusterSums;
-use crate::device::cuda::driver::launch::address;
+use crate::device::cuda::driver::launch::address_or_null;
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
@@ -48,9 +48,8 @@ impl SumsMemory {
 
     /// The addresses of parts, first rows and differing rows; null without them.
     pub(super) fn addresses(&self, stream: &Arc<CudaStream>) -> [u64; 3] {
-        let place = |buffer: Option<&Buffer>| buffer.map_or(0, |buffer| address(stream, buffer));
         let [first_rows, differing] = [0, 1].map(|i| self.singles.as_ref().map(|both| &both[i]));
-        [self.parts.as_ref(), first_rows, differing].map(place)
+        [self.parts.as_ref(), first_rows, differing].map(|one| address_or_null(stream, one))
     }
 
     pub(super) fn clear(&mut self, stream: &Arc<CudaStream>) -> Result<()> {

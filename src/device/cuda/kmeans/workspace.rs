@@ -19,8 +19,9 @@ use super::sums::SumsMemory;
 use super::swizzled_tiles::SWIZZLED_ROWS;
 use crate::device::ClusterSums;
 use crate::device::contract::KMeansProblem;
+use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
-use crate::device::cuda::driver::launch::{LaunchThrottle, Rate, address, config};
+use crate::device::cuda::driver::launch::{LaunchThrottle, Rate, address, address_or_null, config};
 use crate::device::cuda::driver::memory::{Buffer, Memory};
 use crate::device::cuda::driver::sys::{self, failed};
 use crate::error::Result;
@@ -73,13 +74,13 @@ impl KMeansWorkspace {
     /// In one piece: it is one list of buffers and their sizes.
     pub(super) fn new(
         kernels: Arc<RoundKernels>,
-        stream: &Arc<CudaStream>,
-        memory: &Arc<Memory>,
+        CudaDevice { gpu, memory, .. }: &CudaDevice,
         uploaded: UploadedRows,
         strategy: AssignStrategy,
         problem: &KMeansProblem,
         empty: &ClusterSums,
     ) -> Result<Self> {
+        let stream = &gpu.compute;
         uploaded.check(kernels.row_type);
         let UploadedRows { rows, count, weights } = uploaded;
         let (RowType { element, dim, .. }, k) = (kernels.row_type, problem.k);
@@ -120,7 +121,7 @@ impl KMeansWorkspace {
             k: k as u32,
         };
         let in_sums = SumsOnDevice {
-            weights: weights.as_ref().map_or(0, |weights| address(stream, weights)),
+            weights: address_or_null(stream, weights.as_ref()),
             sums: address(stream, &sums.sums),
             parts,
             counts: address(stream, &sums.counts),
@@ -139,8 +140,7 @@ impl KMeansWorkspace {
             0 => None,
             ranks => Some(allocate((k * ranks + 1) * 4)?),
         };
-        sorted_centroids.sorted_counts =
-            at_places.as_ref().map_or(0, |counts| address(stream, counts));
+        sorted_centroids.sorted_counts = address_or_null(stream, at_places.as_ref());
         match strategy {
             AssignStrategy::SortMeans => {
                 sorted_centroids.lists = place(k * k * 8)?;
@@ -350,8 +350,7 @@ impl KMeansWorkspace {
         // touch positions and numbers of rows below `count`, clusters below `k`, and elements and sums below the
         // row type's `dim` and width, for which they were compiled. Lists of rows hold each row
         // once at most.
-        unsafe { launch.launch(grid) }.map_err(failed(name))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed(name)).map(drop)
     }
 
     /// # Safety

@@ -85,7 +85,7 @@ impl KeptSelfJoin {
                 kept.insert((join_all(device, of, job)?, left_out))
             }
         };
-        let mut lists = BucketLists::new(device, queries, k, kernels.spec().kind())?;
+        let mut lists = BucketLists::new(device, queries, k, kernels.spec.kind)?;
         kernels.take_lists(&device.gpu.compute, &of.joining, &joined.0, own, &mut lists)?;
         Ok(lists)
     }
@@ -95,7 +95,7 @@ impl KeptSelfJoin {
 fn join_all(device: &CudaDevice, of: &SelfJoinInput<'_>, job: &Job) -> Result<JoinedLists> {
     let (k, kernels) = (of.k, of.kernels);
     let (stream, rows) = (&device.gpu.compute, of.joining.table_rows);
-    let kind = kernels.spec().kind();
+    let kind = kernels.spec.kind;
     let lists = device.filled(rows * k * entry_bytes(kind), 0xff)?;
     let compared = of.left_out.map(|_| device.filled(rows * 8, 0)).transpose()?;
     let mut joined = JoinedLists { k, rows, lists, compared };

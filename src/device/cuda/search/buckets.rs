@@ -9,7 +9,7 @@ use super::launch_buckets::{
     BucketKernels, BucketLists, BucketLookup, BucketSearchBuffers, DeviceSelfRows,
 };
 use super::rows::{CudaRows, wait_for};
-use super::spec::{SearchKernelSpec, device_dim};
+use super::spec::{SearchSpec, device_dim};
 use super::tables::{CudaTables, OwnRanges, hashed};
 use crate::device::contract::{
     BucketTask, Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges,
@@ -56,7 +56,7 @@ impl HashingDevice for CudaDevice {
 
     fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, hashes: bool) {
         std::thread::scope(|scope| {
-            let spec = SearchKernelSpec::of_rows(kind, metric, dim);
+            let spec = SearchSpec::of_rows(kind, metric, dim);
             scope.spawn(move || BucketKernels::get(&self.gpu, spec));
             scope.spawn(move || SearchKernels::get(&self.gpu, spec));
             if hashes {

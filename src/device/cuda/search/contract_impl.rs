@@ -10,7 +10,7 @@ use super::launch_pairs::Pairs;
 use super::lists::{Search, list_bytes};
 use super::passes::PANEL;
 use super::rows::CudaRows;
-use super::spec::{SearchKernelSpec, device_dim, real_bytes, scalar_bytes};
+use super::spec::{SearchSpec, device_dim, real_bytes, scalar_bytes};
 use crate::device::contract::{
     Candidates, Capacity, Definition, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
 };
@@ -61,7 +61,7 @@ impl SearchDevice for CudaDevice {
     }
 
     fn warm_search(&self, metric: Metric, shape: &Shape, queries: usize) {
-        let spec = SearchKernelSpec::of_rows(shape.kind, metric, shape.dim);
+        let spec = SearchSpec::of_rows(shape.kind, metric, shape.dim);
         std::thread::scope(|scope| {
             scope.spawn(|| SearchKernels::get(&self.gpu, spec));
             filter::warm(self, spec, shape, queries);
@@ -214,8 +214,8 @@ impl CudaDevice {
 fn capacity(limit: usize, shape: &Shape, by: Option<TensorCores>) -> Capacity {
     let dim = device_dim(shape.kind, shape.dim);
     // Any metric, as the stored dimension is the same for all.
-    let stored = SearchKernelSpec::new(shape.kind, any_metric(shape.kind), dim as u32)
-        .stored_dim(dim as u32);
+    let stored =
+        SearchSpec::new(shape.kind, any_metric(shape.kind), dim as u32).stored_dim(dim as u32);
     let stored = stored as usize;
     let panel = stored * scalar_bytes(shape.kind);
     let (of_row, of_query) = by.map_or((0, 0), |by| {

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 use cudarc::driver::CudaFunction;
 
 use super::passes::PANEL;
-use super::spec::{SearchKernelSpec, real_bytes, scalar_bytes};
+use super::spec::{SearchSpec, real_bytes, scalar_bytes};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Limits, Rate, allow_shared, function};
 use crate::device::cuda::driver::modules::Once;
@@ -22,10 +22,10 @@ use crate::matrix::ElementKind;
 pub(super) const WARPS: usize = 8;
 pub(super) const WARPS_SHARED: usize = 32 << 10;
 
-/// The kernels of one [`SearchKernelSpec`], loaded on a device.
+/// The kernels of one [`SearchSpec`], loaded on a device.
 #[derive(Debug)]
 pub(super) struct SearchKernels {
-    spec: SearchKernelSpec,
+    pub(super) spec: SearchSpec,
     pub(super) shared_limit: usize,
     pub(super) multiprocessors: usize,
     pub(super) pack: CudaFunction,
@@ -66,19 +66,19 @@ const MERGE_PENALTIES: [f64; 2] = [40.0, 320.0];
 pub(super) const FETCH_PENALTY: f64 = 32.0;
 
 /// The maximum multiply-adds per cycle of a multiprocessor, of the elements of a spec.
-pub(super) fn per_cycle(spec: &SearchKernelSpec, limits: &Limits) -> f64 {
-    PER_CYCLE / if spec.kind() == ElementKind::F64 { limits.double_penalty } else { 1.0 }
+pub(super) fn per_cycle(spec: &SearchSpec, limits: &Limits) -> f64 {
+    PER_CYCLE / if spec.kind == ElementKind::F64 { limits.double_penalty } else { 1.0 }
 }
 
 impl SearchKernels {
     /// The kernels for such rows and a metric, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, spec: SearchKernelSpec) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, SearchKernelSpec), SearchKernels>> =
+    pub(super) fn get(gpu: &Gpu, spec: SearchSpec) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, SearchSpec), SearchKernels>> =
             LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
     }
 
-    fn load(gpu: &Gpu, spec: SearchKernelSpec) -> Result<Self> {
+    fn load(gpu: &Gpu, spec: SearchSpec) -> Result<Self> {
         let modules =
             gpu.load_all(&[spec.program("search.cu"), spec.program("search_lists.cu")])?;
         let [module, lists] = &modules[..] else { unreachable!("a module for each program") };
@@ -118,14 +118,9 @@ impl SearchKernels {
         Ok(kernels)
     }
 
-    /// The compile-time parameters of the kernels.
-    pub(super) fn spec(&self) -> &SearchKernelSpec {
-        &self.spec
-    }
-
     /// Shared memory of the scan; the kernel documents its layout.
     pub(super) fn scan_shared(&self) -> usize {
-        let kind = self.spec.kind();
+        let kind = self.spec.kind;
         let slices = (self.spec.staged_slices() * self.spec.slice()) as usize;
         PANEL * (real_bytes(kind) + slices * scalar_bytes(kind))
     }

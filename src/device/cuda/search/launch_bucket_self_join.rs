@@ -8,7 +8,7 @@ use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 use super::Sides;
 use super::launch_buckets::{BucketKernels, BucketLists, DeviceSelfRows};
 use super::spec::{JOINING, LANES, entry_bytes, scalar_bytes};
-use crate::device::cuda::driver::launch::{address, check_size, config};
+use crate::device::cuda::driver::launch::{address, address_or_null, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
@@ -62,7 +62,7 @@ pub(super) struct JoinedLists {
 impl BucketKernels {
     /// The kernel that joins rows for `k` neighbours, and its lanes per row.
     pub(super) fn join(&self, k: usize) -> (&CudaFunction, usize) {
-        let is_small = self.spec().is_unrolled();
+        let is_small = self.spec.is_unrolled();
         match k {
             0..=8 if is_small => (&self.join_for_8, 1),
             9..=16 if is_small => (&self.join_for_16, 1),
@@ -86,7 +86,7 @@ impl BucketKernels {
         join: JoinRange,
     ) -> Result<()> {
         let (all, count) = (joining.tables * joining.table_rows, joining.table_rows);
-        let kind = self.spec().kind();
+        let kind = self.spec.kind;
         assert!(table < joining.tables && joined.rows == count && join.end as usize <= count);
         assert!(joined.k == join.k as usize && joined.k > 0);
         check_size(base, count * join.dim as usize, scalar_bytes(kind));
@@ -101,26 +101,18 @@ impl BucketKernels {
         );
         let rows = address(stream, joining.rows) + (table * count * 4) as u64;
         let own = address(stream, joining.own) + (table * count * 8) as u64;
-        let null = 0u64;
+        let left_out = address_or_null(stream, joining.left_out);
+        let compared = address_or_null(stream, joined.compared.as_ref());
         let (function, lanes) = self.join(joined.k);
         let mut launch = stream.launch_builder(function);
-        launch.arg(base.slice()).arg(&rows).arg(&own);
-        match joining.left_out {
-            Some(bits) => launch.arg(bits.slice()),
-            None => launch.arg(&null),
-        };
-        launch.arg(joined.lists.slice_mut());
-        match &mut joined.compared {
-            Some(compared) => launch.arg(compared.slice_mut()),
-            None => launch.arg(&null),
-        };
-        launch.arg(&join);
+        launch.arg(base.slice()).arg(&rows).arg(&own).arg(&left_out);
+        launch.arg(joined.lists.slice_mut()).arg(&compared).arg(&join);
         let threads = (join.end - join.first) as usize * lanes;
         // SAFETY: sizes are checked above; rows of tables are of the base, each once in a table, and
         // buckets are ranges of them: the lanes of a row have a list of their own.
         unsafe { launch.launch(config(threads.div_ceil(JOINING), JOINING, 0)) }
-            .map_err(failed("join_buckets"))?;
-        Ok(())
+            .map_err(failed("join_buckets"))
+            .map(drop)
     }
 
     /// Copies the lists of the base rows that are the queries, and sums the rows that these have
@@ -134,7 +126,7 @@ impl BucketKernels {
         to: &mut BucketLists,
     ) -> Result<()> {
         let BucketLists { queries, k, .. } = *to;
-        to.check(self.spec().kind());
+        to.check(self.spec.kind);
         assert!(joined.k == k);
         check_size(joining.own, joining.tables * joining.table_rows, 8);
         assert!(joined.rows == joining.table_rows);
@@ -148,19 +140,15 @@ impl BucketKernels {
         unsafe { launch.launch(config((queries * k).div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("take_lists"))?;
         let (table_rows, tables) = (joining.table_rows as u32, joining.tables as u32);
-        let null = 0u64;
+        let compared = address_or_null(stream, joined.compared.as_ref());
         let mut launch = stream.launch_builder(&self.add_visits);
-        launch.arg(joining.own.slice());
-        match &joined.compared {
-            Some(compared) => launch.arg(compared.slice()),
-            None => launch.arg(&null),
-        };
-        launch.arg(to.work.slice_mut()).arg(&own).arg(&count).arg(&table_rows).arg(&tables);
+        launch.arg(joining.own.slice()).arg(&compared).arg(to.work.slice_mut());
+        launch.arg(&own).arg(&count).arg(&table_rows).arg(&tables);
         // SAFETY: `own` has a range for each row and table, `work` is as `BucketLists::check` has it, and
         // `compared`, if it is there, has an element for each row, as it was made; queries are base
         // rows, as the caller has checked.
         unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
-            .map_err(failed("add_visits"))?;
-        Ok(())
+            .map_err(failed("add_visits"))
+            .map(drop)
     }
 }

@@ -8,11 +8,11 @@ use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
 
 use super::Sides;
 use super::launch::{FETCH_PENALTY, per_cycle};
-use super::spec::{SearchKernelSpec, entry_bytes, real_bytes, scalar_bytes};
+use super::spec::{SearchSpec, entry_bytes, real_bytes, scalar_bytes};
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{
-    Rate, address, allow_shared, check_size, config, function,
+    Rate, address, address_or_null, allow_shared, check_size, config, function,
 };
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::modules::Once;
@@ -238,10 +238,10 @@ impl BucketLists {
     }
 }
 
-/// The kernels of searches in LSH buckets, of one [`SearchKernelSpec`], loaded on a device.
+/// The kernels of searches in LSH buckets, of one [`SearchSpec`], loaded on a device.
 #[derive(Debug)]
 pub(super) struct BucketKernels {
-    spec: SearchKernelSpec,
+    pub(super) spec: SearchSpec,
     shared_limit: usize,
     pub(super) multiprocessors: usize,
     nearest_in_buckets: CudaFunction,
@@ -264,13 +264,13 @@ const JOIN_PENALTY: f64 = 2.0;
 
 impl BucketKernels {
     /// The kernels for such rows and a metric, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, spec: SearchKernelSpec) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, SearchKernelSpec), BucketKernels>> =
+    pub(super) fn get(gpu: &Gpu, spec: SearchSpec) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, SearchSpec), BucketKernels>> =
             LazyLock::new(Once::default);
         LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
     }
 
-    fn load(gpu: &Gpu, spec: SearchKernelSpec) -> Result<Self> {
+    fn load(gpu: &Gpu, spec: SearchSpec) -> Result<Self> {
         let module = gpu.load(&spec.program("search_buckets.cu"))?;
         let (limits, function) = (&gpu.limits, |name| function(&module, name));
         let per_cycle = per_cycle(&spec, limits);
@@ -294,15 +294,10 @@ impl BucketKernels {
         Ok(kernels)
     }
 
-    /// The compile-time parameters of the kernels.
-    pub(super) fn spec(&self) -> &SearchKernelSpec {
-        &self.spec
-    }
-
     /// Entries per warp, and warps of a block; `None` if not even one warp fits.
     pub(super) fn warps_of_block(&self, k: usize) -> Option<(usize, usize)> {
         let slots = (k + ROOM).next_power_of_two();
-        let bytes = slots.checked_mul(entry_bytes(self.spec().kind()))?;
+        let bytes = slots.checked_mul(entry_bytes(self.spec.kind))?;
         let warps = (BLOCK_SHARED / bytes).clamp(1, MOST_WARPS);
         (bytes <= self.shared_limit).then_some((slots, warps))
     }
@@ -328,7 +323,7 @@ impl BucketKernels {
         let Some((slots, warps)) = self.warps_of_block(k) else {
             unreachable!("the entries of a warp fit")
         };
-        let kind = self.spec().kind();
+        let kind = self.spec.kind;
         check_size(sides.queries, queries * dim, scalar_bytes(kind));
         check_size(sides.base, base_rows * dim, scalar_bytes(kind));
         check_size(rows, tables * base_rows, 4);
@@ -357,16 +352,11 @@ impl BucketKernels {
             probes: search.probes() as u32,
             own: search.own.on_device(stream, Sides { queries, base: base_rows }),
         };
-        let null = 0u64;
+        let starts = address_or_null(stream, starts);
+        let left_out = address_or_null(stream, search.left_out.as_ref());
         let mut launch = stream.launch_builder(&self.nearest_in_buckets);
         launch.arg(sides.queries.slice()).arg(sides.base.slice());
-        launch.arg(rows.slice()).arg(ranges.slice());
-        for optional in [starts, search.left_out.as_ref()] {
-            match optional {
-                Some(buffer) => launch.arg(buffer.slice()),
-                None => launch.arg(&null),
-            };
-        }
+        launch.arg(rows.slice()).arg(ranges.slice()).arg(&starts).arg(&left_out);
         let BucketLists { rows, distances, counts, work, .. } = &mut search.lists;
         launch.arg(search.seen.slice_mut()).arg(rows.slice_mut()).arg(distances.slice_mut());
         launch.arg(counts.slice_mut()).arg(work.slice_mut()).arg(&given);
@@ -375,8 +365,8 @@ impl BucketKernels {
         // as the caller has checked. A warp has a field of bits and entries of its own: there are
         // `workers` fields, and `slots` entries for each warp of a block.
         unsafe { launch.launch(config(blocks, 32 * warps, shared)) }
-            .map_err(failed("nearest_in_buckets"))?;
-        Ok(())
+            .map_err(failed("nearest_in_buckets"))
+            .map(drop)
     }
 
     /// Finds the bucket of each row in each table.
@@ -401,8 +391,7 @@ impl BucketKernels {
         launch.arg(own.slice_mut()).arg(&all_rows).arg(&all_tables);
         // SAFETY: each table has `table_rows` rows of the base, each once, and a bucket that begins at
         // its first row, as the caller has checked; sizes are checked above.
-        unsafe { launch.launch(grid) }.map_err(failed("find_own_buckets"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("find_own_buckets")).map(drop)
     }
 
     /// The first position of each list once lists are contiguous, then the end of the last, as u64.
@@ -423,8 +412,8 @@ impl BucketKernels {
         // SAFETY: `counts` has an element for each query, `starts` one more, and the address is of
         // the third of the three counters of `work`, as checked above.
         unsafe { launch.launch(config((queries + 1).div_ceil(ADDING), ADDING / OF_A_THREAD, 0)) }
-            .map_err(failed("add_up_lists"))?;
-        Ok(())
+            .map_err(failed("add_up_lists"))
+            .map(drop)
     }
 
     /// Makes the rows and distances of lists contiguous: `starts` has the first position of each
@@ -438,7 +427,7 @@ impl BucketKernels {
         rows: &mut Buffer,
         distances: &mut Buffer,
     ) -> Result<()> {
-        let (&BucketLists { queries, k, .. }, kind) = (lists, self.spec().kind());
+        let (&BucketLists { queries, k, .. }, kind) = (lists, self.spec.kind);
         lists.check(kind);
         check_size(starts, queries + 1, 8);
         check_size(rows, all, 4);
@@ -450,7 +439,7 @@ impl BucketKernels {
         // SAFETY: sizes are checked above; lists have up to k neighbours, and end where the next begins, the
         // last at `all`, as the caller has checked.
         unsafe { launch.launch(config((queries * k).div_ceil(CLOSING), CLOSING, 0)) }
-            .map_err(failed("close_gaps"))?;
-        Ok(())
+            .map_err(failed("close_gaps"))
+            .map(drop)
     }
 }

@@ -127,7 +127,7 @@ impl SearchKernels {
     /// Whether lists of this length can be ranked by the definition.
     pub(super) fn can_rank(&self, per_list: usize) -> bool {
         let bytes = Self::room_to_rank(per_list).saturating_mul(entry_bytes(ElementKind::F64));
-        self.spec().kind() == ElementKind::F32 && bytes <= self.shared_limit
+        self.spec.kind == ElementKind::F32 && bytes <= self.shared_limit
     }
 
     /// Computes the distances of some entries of the lists, counted list after list, and writes them
@@ -144,7 +144,7 @@ impl SearchKernels {
         let Measured { dim, per_list, metric, .. } = *measured;
         let Sides { queries, base } = sides;
         assert!(self.can_rank(per_list));
-        assert!(metric.searched(ElementKind::F32) == self.spec().metric());
+        assert!(metric.searched(ElementKind::F32) == self.spec.metric);
         assert!(per_list > 0 && per_list <= lists.k && 2 * per_list <= lists.slots);
         assert!(queries.rows == lists.queries && pairs.end <= lists.queries * per_list);
         assert!(dim <= queries.dim && dim <= base.dim && !pairs.is_empty() && base.rows > 0);
@@ -166,8 +166,8 @@ impl SearchKernels {
         // base, from number 0 on, and no entry is read as row 0; `on_device` checks that these are
         // there.
         unsafe { launch.launch(config(pairs.len().div_ceil(MEASURING), MEASURING, 0)) }
-            .map_err(failed("measure_lists"))?;
-        Ok(())
+            .map_err(failed("measure_lists"))
+            .map(drop)
     }
 
     /// Sorts some lists by the distances behind their entries.
@@ -204,7 +204,6 @@ impl SearchKernels {
         // behind them, within `slots`, and an entry of `worst` for each; writes `keep` rows and
         // distances for each, and a sum: sizes checked above. Each list is sorted in `room` entries
         // of the shared memory that the launch asks for.
-        unsafe { launch.launch(grid) }.map_err(failed(name))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed(name)).map(drop)
     }
 }

@@ -51,7 +51,7 @@ impl SearchKernels {
         panels: &mut Buffer,
         piece: &Piece,
     ) -> Result<()> {
-        let scalar = scalar_bytes(self.spec().kind());
+        let scalar = scalar_bytes(self.spec.kind);
         let (rows, dims) = (piece.rows as usize, piece.dims as usize);
         let last_row = piece.first_row as usize + rows;
         let held =
@@ -68,8 +68,8 @@ impl SearchKernels {
         // SAFETY: the kernel reads rows × dims elements of `source` and writes to places of rows
         // below `last_row` and dimensions below `stored_dim`, all checked above.
         unsafe { launch.launch(config(rows.div_ceil(32) * dims.div_ceil(32), 256, 0)) }
-            .map_err(failed("pack"))?;
-        Ok(())
+            .map_err(failed("pack"))
+            .map(drop)
     }
 
     /// Copies some base rows to the layout of queries.
@@ -82,7 +82,7 @@ impl SearchKernels {
         negate: bool,
     ) -> Result<()> {
         assert!(some.end <= base.rows);
-        let scalar = scalar_bytes(self.spec().kind());
+        let scalar = scalar_bytes(self.spec.kind);
         let (base_panels, panels) = (base.rows.div_ceil(PANEL), some.len().div_ceil(PANEL));
         check_size(base.buffer, base_panels * PANEL * base.dim, scalar);
         check_size(queries, panels * PANEL * base.dim, scalar);
@@ -96,8 +96,7 @@ impl SearchKernels {
         launch.arg(&dim).arg(&base_panels).arg(&negate);
         // SAFETY: the kernel writes whole panels of `queries`, and reads rows below `some.end` of
         // the base; sizes checked above.
-        unsafe { launch.launch(config(panels, PANEL, 0)) }.map_err(failed("take_queries"))?;
-        Ok(())
+        unsafe { launch.launch(config(panels, PANEL, 0)) }.map_err(failed("take_queries")).map(drop)
     }
 
     /// Copies all rows of a base from panels to row-major order.
@@ -109,7 +108,7 @@ impl SearchKernels {
         to: &mut Buffer,
     ) -> Result<()> {
         let InPanels { buffer: panels, rows, dim: stored_dim } = from;
-        let (scalar, held) = (scalar_bytes(self.spec().kind()), rows.div_ceil(PANEL));
+        let (scalar, held) = (scalar_bytes(self.spec.kind), rows.div_ceil(PANEL));
         assert!(rows > 0 && 0 < dim && dim <= stored_dim);
         check_size(panels, held * PANEL * stored_dim, scalar);
         check_size(to, rows * dim, scalar);
@@ -120,7 +119,6 @@ impl SearchKernels {
         // SAFETY: reads elements below `dim` ≤ `stored_dim` of rows below `rows`, which are in as
         // many panels as it takes to hold them, and writes rows × dim elements: sizes checked
         // above.
-        unsafe { launch.launch(grid) }.map_err(failed("unpack"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("unpack")).map(drop)
     }
 }

@@ -11,7 +11,7 @@ use super::Sides;
 use super::launch::{SearchKernels, WARPS, WARPS_SHARED};
 use super::passes::PANEL;
 use super::spec::{entry_bytes, real_bytes, scalar_bytes};
-use crate::device::cuda::driver::launch::{Rate, address, check_size, config};
+use crate::device::cuda::driver::launch::{Rate, address_or_null, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
@@ -87,8 +87,7 @@ impl SearchKernels {
         launch.arg(&queries).arg(&places).arg(&k).arg(&slots);
         // SAFETY: `check` holds: one element per query with its padding in each of worst, reach and
         // counts, `slots` entries per query in entries.
-        unsafe { launch.launch(grid) }.map_err(failed("clear_lists"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("clear_lists")).map(drop)
     }
 
     /// The number of parts into which the panels that bound lists are cut, so that all
@@ -110,7 +109,7 @@ impl SearchKernels {
         self.check_pass(sides, lists, pass);
         let splits = self.bounding_splits(lists, (pass.end - pass.begin) as usize);
         assert!(pass.k <= 32 && pass.dense == 0);
-        check_size(least, lists.queries * splits * 32, real_bytes(self.spec().kind()));
+        check_size(least, lists.queries * splits * 32, real_bytes(self.spec.kind));
         let mut launch = stream.launch_builder(&self.scan_least);
         launch.arg(sides.queries.slice()).arg(sides.base.slice()).arg(least.slice_mut()).arg(pass);
         // SAFETY: `check_pass` holds: whole panels on both sides; 32 totals are written for each query
@@ -122,8 +121,8 @@ impl SearchKernels {
         launch.arg(&count).arg(&splits).arg(&pass.k);
         // SAFETY: a warp for each query, with an element in `worst` and `reach`.
         unsafe { launch.launch(config(lists.queries.div_ceil(8), 256, 0)) }
-            .map_err(failed("bound_lists"))?;
-        Ok(())
+            .map_err(failed("bound_lists"))
+            .map(drop)
     }
 
     /// Compares all queries with the panels of a pass's visits `begin..end`; skipped if `wanted` is
@@ -137,7 +136,7 @@ impl SearchKernels {
         wanted: Option<&Buffer>,
     ) -> Result<()> {
         self.check_pass(sides, lists, pass);
-        let wanted = wanted.map_or(0, |word| address(stream, word));
+        let wanted = address_or_null(stream, wanted);
         // Sixteen or more blocks per multiprocessor even out the last wave, if each still has eight
         // panels to scan; the grid's y dimension is at most 65535.
         let visits = (pass.end - pass.begin) as usize;
@@ -150,12 +149,11 @@ impl SearchKernels {
         // SAFETY: `check_pass` holds: whole panels on both sides. Blocks write candidates at
         // positions below `slots` of lists of queries below `queries`, through atomic counters or,
         // in a dense pass, at one position per pair, which has room.
-        unsafe { launch.launch(grid) }.map_err(failed("scan"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("scan")).map(drop)
     }
 
     fn scan_grid(&self, lists: &ListBuffers, splits: usize) -> LaunchConfig {
-        let threads = if self.spec().kind() == ElementKind::F64 { 512 } else { 256 };
+        let threads = if self.spec.kind == ElementKind::F64 { 512 } else { 256 };
         let mut grid = config(lists.queries.div_ceil(PANEL), threads, self.scan_shared());
         grid.grid_dim.1 = splits as u32;
         grid
@@ -181,7 +179,7 @@ impl SearchKernels {
         }
         let (function, name, grid) = self.merge_variant(lists, queries.len());
         let (first, end) = (queries.start as u32, queries.end as u32);
-        let wanted = wanted.map_or(0, |word| address(stream, word));
+        let wanted = address_or_null(stream, wanted);
         let mut launch = stream.launch_builder(function);
         launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
         launch.arg(lists.reach.slice_mut()).arg(lists.counts.slice_mut());
@@ -189,8 +187,7 @@ impl SearchKernels {
         launch.arg(&first).arg(&end).arg(&wanted);
         // SAFETY: `check` holds; a list and its candidates are sorted within its `slots` entries,
         // or in as much shared memory as the variant was given.
-        unsafe { launch.launch(grid) }.map_err(failed(name))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed(name)).map(drop)
     }
 
     /// The fastest merge for lists of this size.
@@ -199,7 +196,7 @@ impl SearchKernels {
         lists: &ListBuffers,
         queries: usize,
     ) -> (&CudaFunction, &'static str, LaunchConfig) {
-        let bytes = lists.slots * entry_bytes(self.spec().kind());
+        let bytes = lists.slots * entry_bytes(self.spec.kind);
         if bytes * WARPS <= WARPS_SHARED {
             let grid = config(queries.div_ceil(WARPS), 32 * WARPS, bytes * WARPS);
             (&self.merge_by_warp, "merge_by_warp", grid)
@@ -213,7 +210,7 @@ impl SearchKernels {
 
     /// Entries × steps of the sort per second, for such lists.
     pub(super) fn merge_rate(&self, lists: &ListBuffers) -> &Arc<Rate> {
-        let in_place = lists.slots * entry_bytes(self.spec().kind()) > self.shared_limit;
+        let in_place = lists.slots * entry_bytes(self.spec.kind) > self.shared_limit;
         &self.merge_rates[usize::from(in_place)]
     }
 
@@ -234,8 +231,7 @@ impl SearchKernels {
         launch.arg(lists.redone.slice_mut()).arg(pass);
         // SAFETY: `check_pass` holds; the kernel writes to the `slots` entries of overflowed queries,
         // which are below `queries`, each in one block.
-        unsafe { launch.launch(config(blocks, PANEL, 0)) }.map_err(failed("search_again"))?;
-        Ok(())
+        unsafe { launch.launch(config(blocks, PANEL, 0)) }.map_err(failed("search_again")).map(drop)
     }
 
     /// Extends all lists by these entries, which are empty.
@@ -253,8 +249,8 @@ impl SearchKernels {
         launch.arg(lists.entries.slice_mut()).arg(&queries).arg(&first).arg(&end).arg(&slots);
         // SAFETY: entries below `k` of lists of queries below `queries` are written; `check` holds.
         unsafe { launch.launch(config(lists.queries.div_ceil(128), 128, 0)) }
-            .map_err(failed("lengthen_lists"))?;
-        Ok(())
+            .map_err(failed("lengthen_lists"))
+            .map(drop)
     }
 
     /// Empties the lists that are not full and may lack a row that matters, and records their
@@ -276,8 +272,8 @@ impl SearchKernels {
         launch.arg(lists.overflowed_count.slice_mut()).arg(pass);
         // SAFETY: `check` holds: `k` entries of every list, and an element per query in the others.
         unsafe { launch.launch(config(lists.queries.div_ceil(128), 128, 0)) }
-            .map_err(failed("find_short"))?;
-        Ok(())
+            .map_err(failed("find_short"))
+            .map(drop)
     }
 
     /// Splits the first `per_query` entries of every list into rows and distances.
@@ -292,7 +288,7 @@ impl SearchKernels {
         self.check(lists);
         assert!(per_query <= lists.k);
         check_size(rows, lists.queries * per_query, 4);
-        check_size(distances, lists.queries * per_query, real_bytes(self.spec().kind()));
+        check_size(distances, lists.queries * per_query, real_bytes(self.spec.kind));
         if per_query == 0 {
             return Ok(());
         }
@@ -303,14 +299,13 @@ impl SearchKernels {
         launch.arg(&queries).arg(&length).arg(&slots);
         // SAFETY: reads the first `per_query` ≤ k entries of each list, writes as many rows and
         // distances per query; sizes checked above.
-        unsafe { launch.launch(grid) }.map_err(failed("gather"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("gather")).map(drop)
     }
 
     /// Checks the sizes that every kernel on lists relies on.
     pub(super) fn check(&self, lists: &ListBuffers) {
         let padded = lists.queries.next_multiple_of(PANEL);
-        let kind = self.spec().kind();
+        let kind = self.spec.kind;
         assert!(lists.k >= 1 && lists.slots >= lists.k + PANEL && lists.slots.is_power_of_two());
         check_size(&lists.entries, lists.queries * lists.slots, entry_bytes(kind));
         check_size(&lists.worst, padded, entry_bytes(kind));
@@ -324,7 +319,7 @@ impl SearchKernels {
     /// Checks the sizes that every kernel on a pass relies on.
     fn check_pass(&self, sides: Sides<&Buffer>, lists: &ListBuffers, pass: &Pass) {
         self.check(lists);
-        let scalar = scalar_bytes(self.spec().kind());
+        let scalar = scalar_bytes(self.spec.kind);
         let panel = PANEL * pass.dim as usize;
         assert!(pass.queries as usize == lists.queries && lists.queries > 0);
         assert!(pass.k as usize <= lists.k && pass.slots as usize == lists.slots);

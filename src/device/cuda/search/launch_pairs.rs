@@ -38,7 +38,7 @@ impl SearchKernels {
         sides: Sides<&Buffer>,
         pairs: &mut Pairs,
     ) -> Result<()> {
-        let kind = self.spec().kind();
+        let kind = self.spec.kind;
         let (count, dim) = (pairs.count, pairs.dim);
         check_size(sides.queries, pairs.queries * dim, scalar_bytes(kind));
         check_size(sides.base, pairs.base_rows * dim, scalar_bytes(kind));
@@ -56,7 +56,7 @@ impl SearchKernels {
         // below `queries`, and rows are below `base_rows`: `Candidates` and its check hold. Sizes
         // are checked above.
         unsafe { launch.launch(config(count.div_ceil(threads), threads, 0)) }
-            .map_err(failed("among"))?;
-        Ok(())
+            .map_err(failed("among"))
+            .map(drop)
     }
 }

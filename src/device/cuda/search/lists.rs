@@ -74,7 +74,7 @@ impl Search {
         rows: usize,
         k: usize,
     ) -> Result<Self> {
-        let (kind, slots) = (kernels.spec().kind(), passes::slots(k));
+        let (kind, slots) = (kernels.spec.kind, passes::slots(k));
         let padded = rows.next_multiple_of(PANEL);
         let buffer = |count: usize, bytes: usize| memory.allocate(&gpu.compute, count * bytes);
         let mut lists = ListBuffers {
@@ -100,7 +100,7 @@ impl Search {
 
     /// The kind of the distances.
     pub(super) fn kind(&self) -> ElementKind {
-        self.exact.as_ref().map_or(self.kernels.spec().kind(), |_| ElementKind::F64)
+        self.exact.as_ref().map_or(self.kernels.spec.kind, |_| ElementKind::F64)
     }
 
     /// Merges base rows into the lists.
@@ -183,7 +183,7 @@ impl Search {
     fn bound(&mut self, device: &CudaDevice, sides: Sides<&Buffer>, pass: &Pass) -> Result<()> {
         let (compute, lists) = (&device.gpu.compute, &mut self.lists);
         let splits = self.kernels.bounding_splits(lists, (pass.end - pass.begin) as usize);
-        let bytes = lists.queries * splits * 32 * real_bytes(self.kernels.spec().kind());
+        let bytes = lists.queries * splits * 32 * real_bytes(self.kernels.spec.kind);
         let mut least = device.memory.allocate(compute, bytes)?;
         self.kernels.bound_lists(compute, sides, lists, &mut least, pass)
     }
@@ -240,10 +240,10 @@ impl Search {
         device: &CudaDevice,
         Sides { queries, base }: Sides<&RowPanels>,
     ) -> Result<Option<Filtering>> {
-        let (spec, shared) = (self.kernels.spec(), self.kernels.shared_limit);
+        let (spec, shared) = (&self.kernels.spec, self.kernels.shared_limit);
         let sizes = Sides { queries: queries.rows, base: base.rows };
         let always = !matches!(device.pair_strategy, PairStrategy::Best);
-        let Some(by) = device.tensor_cores(spec.kind()) else { return Ok(None) };
+        let Some(by) = device.tensor_cores(spec.kind) else { return Ok(None) };
         if !filter::pays(spec, self.lists.k, shared, sizes, always) {
             return Ok(None);
         }
@@ -310,7 +310,7 @@ impl Search {
         job: &Job,
     ) -> Result<()> {
         let CudaDevice { gpu, memory, .. } = device;
-        let kind = self.kernels.spec().kind();
+        let kind = self.kernels.spec.kind;
         let eligible = self.offered.saturating_sub(u64::from(self.is_self_join));
         let per_query = (self.lists.k as u64).min(eligible) as usize;
         if let Some(exact) = self.exact.take() {

@@ -12,7 +12,7 @@ use super::launch::SearchKernels;
 use super::launch_buckets::BucketKernels;
 use super::launch_layouts::{InPanels, Piece};
 use super::passes::{PANEL, panels};
-use super::spec::{SearchKernelSpec, device_dim, scalar_bytes};
+use super::spec::{SearchSpec, device_dim, scalar_bytes};
 use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::Buffer;
@@ -166,13 +166,13 @@ impl CudaRows {
     /// The kernels that compare these rows.
     pub(super) fn kernels(&self, gpu: &Gpu) -> Result<Arc<SearchKernels>> {
         let matrix = self.rows.matrix();
-        SearchKernels::get(gpu, SearchKernelSpec::of_rows(matrix.kind(), self.metric, matrix.dim()))
+        SearchKernels::get(gpu, SearchSpec::of_rows(matrix.kind(), self.metric, matrix.dim()))
     }
 
     /// The kernels that compare these rows in LSH buckets.
     pub(super) fn bucket_kernels(&self, gpu: &Gpu) -> Result<Arc<BucketKernels>> {
         let matrix = self.rows.matrix();
-        BucketKernels::get(gpu, SearchKernelSpec::of_rows(matrix.kind(), self.metric, matrix.dim()))
+        BucketKernels::get(gpu, SearchSpec::of_rows(matrix.kind(), self.metric, matrix.dim()))
     }
 
     /// The rows in row-major order.
@@ -190,7 +190,7 @@ impl CudaRows {
         let kernels = self.kernels(gpu)?;
         let (rows, matrix) = (&self.rows, self.rows.matrix());
         let dim = device_dim(matrix.kind(), matrix.dim());
-        let stored_dim = kernels.spec().stored_dim(dim as u32) as usize;
+        let stored_dim = kernels.spec.stored_dim(dim as u32) as usize;
         let scalar = scalar_bytes(matrix.kind());
         let uploader = &gpu.uploader;
         let begin = uploader.timestamp()?;
@@ -234,7 +234,7 @@ impl RowPanels {
         gpu.compute.wait(&self.ready).map_err(failed("cuStreamWaitEvent"))?;
         let begin = gpu.timestamp()?;
         let (kernels, rows, stored_dim) = (self.kernels.clone(), some.len(), self.stored_dim);
-        let scalar = scalar_bytes(kernels.spec().kind());
+        let scalar = scalar_bytes(kernels.spec.kind);
         let mut buffer =
             memory.allocate(&gpu.compute, panels(rows) * PANEL * stored_dim * scalar)?;
         kernels.take_queries(&gpu.compute, self.rows(), some, &mut buffer, negate)?;

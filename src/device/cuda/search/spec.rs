@@ -20,14 +20,14 @@ pub(super) const JOINING: usize = 128;
 
 /// The parameters of a module; also its key in memory and, with the sources, on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct SearchKernelSpec {
-    kind: ElementKind,
-    metric: Metric,
+pub(super) struct SearchSpec {
+    pub(super) kind: ElementKind,
+    pub(super) metric: Metric,
     /// Elements in a row if the kernels are unrolled for them, else 0.
     fixed_dim: u32,
 }
 
-impl SearchKernelSpec {
+impl SearchSpec {
     /// Parameters for rows of `dim` elements on the device (bits in words of 32).
     pub(super) fn new(kind: ElementKind, metric: Metric, dim: u32) -> Self {
         // Up to this size a panel of queries and two of base rows fit into 48 KiB of shared memory.
@@ -43,14 +43,6 @@ impl SearchKernelSpec {
     /// Whether kernels are unrolled for the elements of a row.
     pub(super) fn is_unrolled(&self) -> bool {
         self.fixed_dim > 0
-    }
-
-    pub(super) fn kind(&self) -> ElementKind {
-        self.kind
-    }
-
-    pub(super) fn metric(&self) -> Metric {
-        self.metric
     }
 
     /// Elements of a row in a panel: whole groups of elements that the scan adds up without a branch.
@@ -126,7 +118,7 @@ mod tests {
 
     #[test]
     fn small_dims_are_unrolled() {
-        let slice = |kind, dim| SearchKernelSpec::new(kind, Metric::L2, dim).slice();
+        let slice = |kind, dim| SearchSpec::new(kind, Metric::L2, dim).slice();
         assert_eq!(slice(ElementKind::F32, 32), 32);
         assert_eq!(slice(ElementKind::F32, 33), 16);
         assert_eq!(slice(ElementKind::F64, 16), 16);
@@ -135,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_spec_names_what_kernels_define() {
-        let spec = SearchKernelSpec::new(ElementKind::F32, Metric::InnerProduct, 100);
+        let spec = SearchSpec::new(ElementKind::F32, Metric::InnerProduct, 100);
         assert_eq!(spec.defines(), ["ELEMENT=F32", "METRIC=INNER_PRODUCT", "DIM=0"]);
     }
 

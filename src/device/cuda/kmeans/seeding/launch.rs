@@ -484,7 +484,6 @@ impl<'r> SeedingWorkspace<'r> {
         // stream only; kernels touch rows below `count`, elements below `dim`, for which they were compiled, and
         // candidates below those that are drawn, `MOST_CANDIDATES` at most. Candidates are rows: the first was
         // given, and others are drawn among them.
-        unsafe { launch.launch(grid) }.map_err(failed(name))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed(name)).map(drop)
     }
 }

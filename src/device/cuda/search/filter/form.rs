@@ -4,7 +4,7 @@
 
 use super::super::Sides;
 use super::super::passes::{self, Cuts, PANEL};
-use super::super::spec::{SearchKernelSpec, entry_bytes, scalar_bytes};
+use super::super::spec::{SearchSpec, entry_bytes, scalar_bytes};
 use crate::device::cuda::device::TensorCores;
 use crate::device::cuda::driver::compile::Program;
 use crate::matrix::ElementKind;
@@ -390,16 +390,16 @@ fn has_products(kind: ElementKind, metric: Metric) -> bool {
 /// Whether the filter pays for lists of `k` neighbours, in blocks with up to `shared` bytes of shared
 /// memory. `always` ignores small numbers of rows.
 pub(in super::super) fn pays(
-    spec: &SearchKernelSpec,
+    spec: &SearchSpec,
     k: usize,
     shared: usize,
     rows: Sides<usize>,
     always: bool,
 ) -> bool {
     let enough = rows.queries >= FEWEST_QUERIES && rows.base >= FEWEST_ROWS;
-    let merging = merging_bytes(spec.kind(), passes::slots(k));
+    let merging = merging_bytes(spec.kind, passes::slots(k));
     let fits = k <= BY_LANES || merging + STATIC_BYTES <= shared;
-    has_products(spec.kind(), spec.metric()) && fits && (enough || always)
+    has_products(spec.kind, spec.metric) && fits && (enough || always)
 }
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ pub(super) struct FilterKernels {
     merge_hits_by_warp: CudaFunction,
     merge_hits_by_block: CudaFunction,
     /// Pairs × fp16 numbers per second.
-    rate: Arc<Rate>,
+    pub(super) rate: Arc<Rate>,
 }
 
 /// The kernels that pack rows.
@@ -183,11 +183,6 @@ impl FilterKernels {
         Ok(kernels)
     }
 
-    /// Pairs × fp16 numbers that the filter compares per second.
-    pub(super) fn rate(&self) -> &Arc<Rate> {
-        &self.rate
-    }
-
     /// Multiprocessors with scratch lists: more than exist, as some of their numbers are not used.
     fn scratch_slots(&self) -> usize {
         self.multiprocessors + self.multiprocessors / 4
@@ -263,8 +258,8 @@ impl FilterKernels {
         // whose threads have such a place run one at a time on a multiprocessor, since their registers or
         // their ring leave no room for another.
         unsafe { launch.launch(config(grid, form.threads(), form.shared())) }
-            .map_err(failed("filter"))?;
-        Ok(())
+            .map_err(failed("filter"))
+            .map(drop)
     }
 
     /// Gives the filter up if the hits of too many queries overflow.
@@ -284,8 +279,7 @@ impl FilterKernels {
         launch.arg(&most_hits).arg(&MOST_OVERFLOWED);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
         // SAFETY: a counter per query; sizes are checked above.
-        unsafe { launch.launch(grid) }.map_err(failed("judge"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("judge")).map(drop)
     }
 
     /// Computes the distances of hits and merges them into the lists, unless the filter is given
@@ -346,8 +340,7 @@ impl FilterKernels {
         launch.arg(&filtered).arg(pass);
         // SAFETY: `check` holds. Positions are looked up only below `panels` × PANEL, where rows are; a
         // list and its hits are within its `slots` entries, or in shared memory for as many.
-        unsafe { launch.launch(grid) }.map_err(failed("merge_hits"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("merge_hits")).map(drop)
     }
 
     /// Checks the sizes that kernels on lists and thresholds rely on.

@@ -104,8 +104,7 @@ impl BitPacker {
         launch.arg(panels.slice()).arg(order.slice());
         launch.arg(tiles.slice()).arg(rows.slice()).arg(pack);
         // SAFETY: positions of rows are within these panels, of which every place is written. Sizes are checked above.
-        unsafe { launch.launch(config(count, PANEL, 0)) }.map_err(failed("pack_base"))?;
-        Ok(())
+        unsafe { launch.launch(config(count, PANEL, 0)) }.map_err(failed("pack_base")).map(drop)
     }
 
     /// Packs queries, padded to whole blocks.
@@ -130,8 +129,8 @@ impl BitPacker {
         // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have a
         // stored row and a threshold. Sizes are checked above.
         unsafe { launch.launch(config(places / PANEL, PANEL, 0)) }
-            .map_err(failed("pack_queries"))?;
-        Ok(())
+            .map_err(failed("pack_queries"))
+            .map(drop)
     }
 
     /// Sets the filter thresholds of queries from the distance thresholds of their lists.
@@ -151,8 +150,7 @@ impl BitPacker {
         launch.arg(scratch.state.slice()).arg(pack);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
         // SAFETY: `FilterKernels::check` holds: an element per query in each.
-        unsafe { launch.launch(grid) }.map_err(failed("set_thresholds"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("set_thresholds")).map(drop)
     }
 
     /// Checks that rows have the width of the form.

@@ -176,8 +176,7 @@ impl NumberPacker {
         launch.arg(pack);
         // SAFETY: visits below `panels` read their panel; all write the place of their position, of
         // `columns` fp16 numbers and `pitch` elements, for which there is room as checked above.
-        unsafe { launch.launch(config(visits, PANEL, 0)) }.map_err(failed("pack_base"))?;
-        Ok(())
+        unsafe { launch.launch(config(visits, PANEL, 0)) }.map_err(failed("pack_base")).map(drop)
     }
 
     /// Packs queries for a base, padded to whole blocks.
@@ -207,8 +206,8 @@ impl NumberPacker {
         // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have
         // `columns` fp16 numbers and a threshold. Sizes are checked above.
         unsafe { launch.launch(config(places / PANEL, PARTS * PANEL, 0)) }
-            .map_err(failed("pack_queries"))?;
-        Ok(())
+            .map_err(failed("pack_queries"))
+            .map(drop)
     }
 
     /// Sets the filter thresholds of queries from the distance thresholds of their lists.
@@ -240,7 +239,6 @@ impl NumberPacker {
         launch.arg(scratch.state.slice()).arg(&tiles).arg(&test);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
         // SAFETY: `FilterKernels::check` holds: an element per query in each, and a stored row in `tiles`.
-        unsafe { launch.launch(grid) }.map_err(failed("set_thresholds"))?;
-        Ok(())
+        unsafe { launch.launch(grid) }.map_err(failed("set_thresholds")).map(drop)
     }
 }

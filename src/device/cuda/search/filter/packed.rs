@@ -7,7 +7,7 @@ use super::super::launch::SearchKernels;
 use super::super::launch_layouts::InPanels;
 use super::super::launch_lists::ListBuffers;
 use super::super::passes::{PANEL, panels, stride};
-use super::super::spec::{SearchKernelSpec, device_dim, scalar_bytes};
+use super::super::spec::{SearchSpec, device_dim, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
 use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, pays, pitch};
 use super::launch::{FilterKernels, Packer};
@@ -39,7 +39,7 @@ impl PackedBase {
         scans: &SearchKernels,
         base: InPanels<'_>,
     ) -> Result<Option<Self>> {
-        match scans.spec().kind() {
+        match scans.spec.kind {
             ElementKind::Bits => Self::of_bits(device, by, scans, base).map(Some),
             _ => Self::of_numbers(device, by, scans, base),
         }
@@ -52,9 +52,9 @@ impl PackedBase {
         base: InPanels<'_>,
     ) -> Result<Option<Self>> {
         let CudaDevice { gpu, memory, .. } = device;
-        let (kind, stream) = (scans.spec().kind(), &gpu.compute);
+        let (kind, stream) = (scans.spec.kind, &gpu.compute);
         let (dim, form) = (base.dim, Form::of_numbers(base.dim, by));
-        let kernels = FilterKernels::get(gpu, kind, scans.spec().metric(), form)?;
+        let kernels = FilterKernels::get(gpu, kind, scans.spec.metric, form)?;
         let Packer::Numbers(packer) = &kernels.packer else {
             unreachable!("rows of numbers have a packer of numbers");
         };
@@ -99,7 +99,7 @@ impl PackedBase {
         base: InPanels<'_>,
     ) -> Result<Self> {
         let CudaDevice { gpu, memory, .. } = device;
-        let (metric, stream) = (scans.spec().metric(), &gpu.compute);
+        let (metric, stream) = (scans.spec.metric, &gpu.compute);
         let form = Form::of_words(base.dim, by);
         let kernels = FilterKernels::get(gpu, ElementKind::Bits, metric, form)?;
         let Packer::Bits(packer) = &kernels.packer else {
@@ -184,13 +184,8 @@ impl PackedBase {
 }
 
 /// Loads the kernels of the filter, if it pays for `queries` queries.
-pub(in super::super) fn warm(
-    device: &CudaDevice,
-    spec: SearchKernelSpec,
-    shape: &Shape,
-    queries: usize,
-) {
-    let (kind, metric) = (spec.kind(), spec.metric());
+pub(in super::super) fn warm(device: &CudaDevice, spec: SearchSpec, shape: &Shape, queries: usize) {
+    let (kind, metric) = (spec.kind, spec.metric);
     let Some(by) = device.tensor_cores(kind) else { return };
     let dim = spec.stored_dim(device_dim(kind, shape.dim) as u32) as usize;
     let form = match kind {

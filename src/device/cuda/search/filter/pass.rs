@@ -64,7 +64,7 @@ impl Filtering {
         job: &Job,
     ) -> Result<()> {
         let (kernels, stream) = (&self.base.kernels, &gpu.compute);
-        let (form, rate) = (kernels.form, kernels.rate().clone());
+        let (form, rate) = (kernels.form, kernels.rate.clone());
         let Self { base, queries, scratch } = self;
         let buffers = FilterBuffers { base: &base.buffers, queries, scratch };
         base.set_thresholds(gpu, queries, lists, scratch, pass.dim)?;
