@@ -61,9 +61,9 @@ impl CudaDevice {
     /// # Errors
     /// The reason why the GPU cannot be used.
     pub(in crate::device) fn open(ordinal: usize, memory: u64) -> Result<Arc<Self>, String> {
-        let found = count()?;
-        if ordinal >= found {
-            return Err(format!("the driver reports {found} GPUs"));
+        let count = count()?;
+        if ordinal >= count {
+            return Err(format!("the driver reports {count} GPUs"));
         }
         if let Some(reason) = sys::why_lost() {
             return Err(reason);
@@ -133,6 +133,11 @@ impl CudaDevice {
         let (buffer, ready) = self.gpu.uploader.upload_parts(&self.memory, parts, job)?;
         self.gpu.compute.wait(&ready).map_err(sys::failed("cuStreamWaitEvent"))?;
         Ok(buffer)
+    }
+
+    /// Sends numbers, or structs of numbers; later work of the device waits for them.
+    pub(super) fn send_values<T: DeviceRepr>(&self, values: &[T], job: &Job) -> Result<Buffer> {
+        self.send(&[sys::bytes_of(values)], job)
     }
 
     /// Sends rows in row-major order; later work of the device waits for them. Also returns the

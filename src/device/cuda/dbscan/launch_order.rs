@@ -68,10 +68,10 @@ impl DbscanWorkspace {
             counts: allocate(DIGITS * blocks * 4)?,
             sums: allocate(DIGITS * 4)?,
         };
-        let mut send = Sending { stream: &self.stream, memory, kept: Vec::new() };
+        let mut send = Sending { stream: &self.stream, memory, buffers: Vec::new() };
         let how =
             Keys { splitters: send.values(&order.splitters)?, bits: send.values(&order.bits)? };
-        let _kept = send.kept;
+        let _buffers = send.buffers;
         let (each, rows) = (config(count.div_ceil(256), 256, 0), count as u32);
         // SAFETY: `keys` takes (Dbscan, Keys, u32* keys, u32* rows, u32 count) and writes a key and a number
         // for each of `count` rows, for which both buffers have room; no two of them are one. It reads the

@@ -71,7 +71,7 @@ pub(super) struct DbscanWorkspace {
     pub(super) firsts: Buffer,
     pub(super) is_core: Buffer,
     /// Owns the memory behind the addresses in `all`.
-    _kept: Vec<Buffer>,
+    _buffers: Vec<Buffer>,
 }
 
 /// The last stage that was launched. A stage reads the results of all stages before it.
@@ -121,11 +121,11 @@ impl DbscanWorkspace {
             (node_starts[level], box_starts[level]) = (all_nodes as u32, all_boxes as u32);
             (all_nodes, all_boxes) = (all_nodes + nodes, all_boxes + nodes.div_ceil(32));
         }
-        let mut kept = Vec::new();
+        let mut buffers = Vec::new();
         let mut place = |bytes: usize| -> Result<u64> {
             let buffer = memory.allocate(stream, bytes)?;
             let place = address(stream, &buffer);
-            kept.push(buffer);
+            buffers.push(buffer);
             Ok(place)
         };
         let mut all = DbscanOnDevice {
@@ -166,7 +166,7 @@ impl DbscanWorkspace {
             box_starts,
             ..DbscanOnDevice::default()
         };
-        let mut send = Sending { stream, memory, kept: Vec::new() };
+        let mut send = Sending { stream, memory, buffers: Vec::new() };
         let ends: Vec<u32> = ends.iter().map(|end| *end as u32).collect();
         all.rows = address(stream, &rows);
         (all.ends, all.first_tiles) = (send.values(&ends)?, send.values(&first_tiles)?);
@@ -180,8 +180,8 @@ impl DbscanWorkspace {
         if !weights.is_empty() {
             all.weights = send.values(weights)?;
         }
-        kept.extend(send.kept);
-        kept.push(rows);
+        buffers.extend(send.buffers);
+        buffers.push(rows);
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
         // Items are parts of tiles, in 64 stripes, or rows: at least 8 each or, if there are too
         // few for that, two items per warp.
@@ -195,7 +195,7 @@ impl DbscanWorkspace {
         all.cursors = address(stream, &cursors);
         (all.firsts, all.is_core) = (address(stream, &firsts), address(stream, &is_core));
         let stream = stream.clone();
-        let _kept = kept;
+        let _buffers = buffers;
         let done = Stage::Nothing;
         let mut workspace = Self {
             kernels,
@@ -208,7 +208,7 @@ impl DbscanWorkspace {
             cursors,
             firsts,
             is_core,
-            _kept,
+            _buffers,
         };
         workspace.clear()?;
         Ok(workspace)
@@ -323,7 +323,7 @@ impl DbscanWorkspace {
 pub(super) struct Sending<'a> {
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) memory: &'a Arc<Memory>,
-    pub(super) kept: Vec<Buffer>,
+    pub(super) buffers: Vec<Buffer>,
 }
 
 impl Sending<'_> {
@@ -331,7 +331,7 @@ impl Sending<'_> {
         let mut buffer = self.memory.allocate(self.stream, size_of_val(values))?;
         sys::write(self.stream, buffer.slice_mut(), values)?;
         let place = address(self.stream, &buffer);
-        self.kept.push(buffer);
+        self.buffers.push(buffer);
         Ok(place)
     }
 }

@@ -157,14 +157,14 @@ mod own {
     /// Makes a folder that only its owner can access, as is every folder above that does not exist yet.
     pub(super) fn make_private_folder(dir: &Path) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        let found = fs::metadata(dir)?;
-        if !is_ours(&found) {
+        let folder = fs::metadata(dir)?;
+        if !is_ours(&folder) {
             let message = "the folder belongs to another user, or others may write to it; give \
                            it to the user of this process, with mode 0700";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
         // Other users may have had read access.
-        if found.mode() & 0o077 != 0 {
+        if folder.mode() & 0o077 != 0 {
             fs::set_permissions(dir, Permissions::from_mode(0o700))?;
         }
         Ok(())

@@ -27,9 +27,9 @@ const MARKS_AHEAD: f64 = 3.0;
 /// [`MARK_SECONDS`], or the value of `NEIGHBORS_TEST_LAUNCH_SECONDS`, if less: tests use it to cut
 /// small work into many launches.
 static SECONDS: LazyLock<f64> = LazyLock::new(|| {
-    let asked = std::env::var("NEIGHBORS_TEST_LAUNCH_SECONDS").ok();
-    let asked = asked.and_then(|seconds| seconds.parse::<f64>().ok());
-    asked.map_or(MARK_SECONDS, |seconds| seconds.clamp(1e-9, MARK_SECONDS))
+    let variable = std::env::var("NEIGHBORS_TEST_LAUNCH_SECONDS").ok();
+    let seconds = variable.and_then(|seconds| seconds.parse::<f64>().ok());
+    seconds.map_or(MARK_SECONDS, |seconds| seconds.clamp(1e-9, MARK_SECONDS))
 });
 
 /// The target duration of a launch that ends by itself.
@@ -95,12 +95,12 @@ impl Rate {
     /// Updates the rate with the time that some operations took.
     fn learn(&self, operations: f64, seconds: f64, counted: Counted) {
         let before = self.get();
-        let found = blended(before, operations, seconds);
+        let measured = blended(before, operations, seconds);
         // Work that takes far less time than expected was skipped.
         let was_done = seconds * before > LEAST_DONE * operations;
         let rate = match counted {
-            Counted::Exactly => found,
-            Counted::AtMost if found < before => found,
+            Counted::Exactly => measured,
+            Counted::AtMost if measured < before => measured,
             Counted::AtMost if was_done => (before * RISE).min(self.first).max(before),
             _ => return,
         };
@@ -129,8 +129,8 @@ impl Counted {
 /// A rate updated with a measurement: the mean of the old and the measured rate, the latter limited
 /// to a factor of four.
 fn blended(rate: f64, operations: f64, seconds: f64) -> f64 {
-    let found = operations / seconds.max(1e-6);
-    (0.5 * (rate + found.clamp(rate / 4.0, rate * 4.0))).max(SLOWEST)
+    let measured = operations / seconds.max(1e-6);
+    (0.5 * (rate + measured.clamp(rate / 4.0, rate * 4.0))).max(SLOWEST)
 }
 
 /// The throttle of one stream: bounds how far the host runs ahead of the device.

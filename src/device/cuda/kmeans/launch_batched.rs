@@ -74,7 +74,7 @@ pub(super) struct BatchedWorkspace {
     labels: Buffer,
     problems: Buffer,
     /// Owns the memory behind the other addresses.
-    _kept: Vec<Buffer>,
+    _buffers: Vec<Buffer>,
 }
 
 impl BatchedWorkspace {
@@ -99,12 +99,12 @@ impl BatchedWorkspace {
             problems.iter().map(|problem| problem.empty.counts.len()).collect();
         let all: usize = clusters.iter().sum();
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
-        let mut kept = Vec::new();
+        let mut buffers = Vec::new();
         let mut place = |bytes: usize, byte: u8| -> Result<u64> {
             let mut buffer = allocate(bytes)?;
             sys::fill(stream, buffer.slice_mut(), byte).map_err(failed("cuMemsetD8Async"))?;
             let place = address(stream, &buffer);
-            kept.push(buffer);
+            buffers.push(buffer);
             Ok(place)
         };
         let (moved, sums) = (place(count * 8, 0)?, place(all * width * 8, 0)?);
@@ -172,7 +172,7 @@ impl BatchedWorkspace {
         let list: Vec<BatchedRounds> = list.collect();
         let mut on_device = allocate(list.len() * size_of::<BatchedRounds>())?;
         sys::write(stream, on_device.slice_mut(), &list)?;
-        kept.extend([inverse, rows].into_iter().chain(weights));
+        buffers.extend([inverse, rows].into_iter().chain(weights));
         let work = problems
             .iter()
             .zip(&clusters)
@@ -189,7 +189,7 @@ impl BatchedWorkspace {
             centroids,
             labels,
             problems: on_device,
-            _kept: kept,
+            _buffers: buffers,
         })
     }
 

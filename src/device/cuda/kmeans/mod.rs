@@ -38,7 +38,6 @@ use self::row_type::{RowType, UploadedRows};
 use self::seeding::SeedingInput;
 use super::device::CudaDevice;
 use super::driver::memory::Buffer;
-use super::driver::sys;
 use super::driver::upload::elapsed;
 use crate::device::ClusterSums;
 use crate::device::compose::{BySearch, KMeansOnHost, host_session, not_started, sums_of};
@@ -262,16 +261,16 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let kernels = BatchedKernels::get(gpu, self.row_type()?)?;
         let (buffer, mut sent) = self.device.send_rows(self.input.rows, job)?;
         sent.bytes_sent += self.input.weights.map_or(0, size_of_val) as u64;
-        let weights = self.input.weights.map(|all| self.device.send(&[sys::bytes_of(all)], job));
+        let weights = self.input.weights.map(|all| self.device.send_values(all, job));
         let (count, weights) = (self.input.rows.len(), weights.transpose()?);
         let rows = UploadedRows { rows: buffer, count, weights };
         let begin = gpu.timestamp()?;
         let mut workspace = BatchedWorkspace::new(&kernels, &self.device, rows, &jobs)?;
         workspace.run(&kernels, limit, job)?;
         let end = gpu.timestamp()?;
-        let found = workspace.finish(&jobs, gpu, job)?;
+        let results = workspace.finish(&jobs, gpu, job)?;
         self.work += Work { kernel: elapsed(&begin, &end)?, ..sent };
-        let runs = batch.iter().zip(found).map(|((problem, _), (status, result))| {
+        let runs = batch.iter().zip(results).map(|((problem, _), (status, result))| {
             let stop = status.stop_reason().unwrap_or(StopReason::Limit);
             if stop == StopReason::EmptyCluster || status.is_given_up() {
                 return None;
@@ -328,19 +327,19 @@ impl<T: Real> ProblemState<'_, T> {
 
 impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
     fn seed(&mut self, problems: Vec<(usize, Random)>, job: &Job) -> Result<Vec<Vec<T>>> {
-        let mut found = HashMap::new();
+        let mut seeds = HashMap::new();
         let (there, mut here): (Vec<_>, Vec<_>) =
             problems.iter().cloned().partition(|(problem, _)| self.can_seed(*problem));
         for (problem, random) in there {
             match job.retry_after_eviction(|| self.seed_there(problem, random.clone(), job)) {
-                Ok(centroids) => drop(found.insert(problem, centroids)),
+                Ok(centroids) => drop(seeds.insert(problem, centroids)),
                 Err(Error::DeviceMemory { .. }) => here.push((problem, random)),
                 Err(error) => return Err(error),
             }
         }
         let numbers: Vec<_> = here.iter().map(|(problem, _)| *problem).collect();
-        found.extend(numbers.into_iter().zip(self.on_host.seed(here, job)?));
-        problems.iter().map(|(i, _)| found.remove(i).ok_or_else(not_started)).collect()
+        seeds.extend(numbers.into_iter().zip(self.on_host.seed(here, job)?));
+        problems.iter().map(|(i, _)| seeds.remove(i).ok_or_else(not_started)).collect()
     }
 
     fn assign_to(&self, problem: usize, centroids: &[T], job: &Job) -> Result<Assignment<T>> {
@@ -397,12 +396,12 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
         let batch = all(Strategy::Batched, self);
         if !batch.is_empty() {
             job.check()?;
-            let asked: Vec<_> = batch.iter().map(|i| problems[*i]).collect();
-            let ran = match self.run_batched(&asked, job) {
-                Err(Error::DeviceMemory { .. }) => vec![None; asked.len()],
+            let limits: Vec<_> = batch.iter().map(|i| problems[*i]).collect();
+            let ran = match self.run_batched(&limits, job) {
+                Err(Error::DeviceMemory { .. }) => vec![None; limits.len()],
                 ran => ran?,
             };
-            for ((i, (problem, _)), run) in batch.iter().zip(asked).zip(ran) {
+            for ((i, (problem, _)), run) in batch.iter().zip(limits).zip(ran) {
                 runs[*i] = run;
                 if run.is_none() {
                     self.give_up(problem, job)?;
@@ -410,8 +409,8 @@ impl<T: Real> KMeansSession<T> for CudaKMeans<'_, T> {
             }
         }
         let hosted: Vec<_> = all(Strategy::OnHost, self);
-        let asked: Vec<_> = hosted.iter().map(|i| problems[*i]).collect();
-        for (i, run) in hosted.iter().zip(self.on_host.run(&asked, job)?) {
+        let limits: Vec<_> = hosted.iter().map(|i| problems[*i]).collect();
+        for (i, run) in hosted.iter().zip(self.on_host.run(&limits, job)?) {
             runs[*i] = Some(run);
         }
         for (i, (problem, limit)) in problems.iter().enumerate() {

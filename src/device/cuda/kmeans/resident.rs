@@ -15,7 +15,6 @@ use crate::device::contract::{Assignment, KMeansProblem, Labels, RoundsRun, Stop
 use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::memory::{Buffer, Memory};
-use crate::device::cuda::driver::sys;
 use crate::device::cuda::driver::upload::elapsed;
 use crate::error::Result;
 use crate::job::{Job, Progress};
@@ -76,7 +75,7 @@ impl Resident {
             None => device.send_rows(rows, job)?,
         };
         work.bytes_sent += weights.map_or(0, size_of_val) as u64;
-        let weights = weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
+        let weights = weights.map(|weights| device.send_values(weights, job));
         let (count, weights) = (rows.len(), weights.transpose()?);
         let uploaded = UploadedRows { rows: buffer, count, weights };
         let workspace = KMeansWorkspace::new(kernels, device, uploaded, strategy, problem, empty)?;

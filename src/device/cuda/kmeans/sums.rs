@@ -76,14 +76,14 @@ impl SumsMemory {
         let home = failed("cuMemcpyDtoHAsync");
         let Self { row_type, sums, parts, counts, wide, is_wide, .. } = self;
         let (k, dim, width) = (empty.clusters(), row_type.dim, row_type.width());
-        let mut found = empty.cleared();
-        found.counts = sys::read(stream, counts.slice(), k).map_err(&home)?;
+        let mut clusters = empty.cleared();
+        clusters.counts = sys::read(stream, counts.slice(), k).map_err(&home)?;
         let mut put = |numbers: Vec<i64>, is_low: bool| {
             let of_clusters = numbers.chunks_exact(width).enumerate();
             for (cluster, numbers) in of_clusters {
                 let (elements, weight) = numbers.split_at(dim);
-                found.sums.steps_mut(is_low)[cluster * dim..][..dim].copy_from_slice(elements);
-                if let Some(weights) = &mut found.weights {
+                clusters.sums.steps_mut(is_low)[cluster * dim..][..dim].copy_from_slice(elements);
+                if let Some(weights) = &mut clusters.weights {
                     weights.steps_mut(is_low)[cluster..][..1].copy_from_slice(weight);
                 }
             }
@@ -102,12 +102,12 @@ impl SumsMemory {
             let own: Vec<i64> = sys::read(stream, &own, width * bins).map_err(&home)?;
             let digits = own.chunks_exact(bins).enumerate();
             for (j, digits) in digits.filter(|(_, digits)| digits.iter().any(|d| *d != 0)) {
-                match &mut found.weights {
+                match &mut clusters.weights {
                     Some(weights) if j == dim => weights.add_digits(cluster, digits, least),
-                    _ => found.sums.add_digits(cluster * dim + j, digits, least),
+                    _ => clusters.sums.add_digits(cluster * dim + j, digits, least),
                 }
             }
         }
-        Ok(found)
+        Ok(clusters)
     }
 }

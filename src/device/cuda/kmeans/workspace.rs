@@ -59,7 +59,7 @@ pub(super) struct KMeansWorkspace {
     /// Buffers for sorted rows, their numbers and labels.
     pub(super) sorted: Option<Sorted>,
     /// Owns the memory behind the other addresses.
-    _kept: Vec<Buffer>,
+    _buffers: Vec<Buffer>,
 }
 
 /// The maximum number of scales at which rows are rounded.
@@ -88,11 +88,11 @@ impl KMeansWorkspace {
         assert!(count <= MOST_ROWS && problem.origin.len() == dim);
         assert!(steps.len() == kernels.row_type.width());
         let allocate = |bytes: usize| memory.allocate(stream, bytes);
-        let mut kept = Vec::new();
+        let mut buffers = Vec::new();
         let mut place = |bytes: usize| -> Result<u64> {
             let buffer = allocate(bytes)?;
             let place = address(stream, &buffer);
-            kept.push(buffer);
+            buffers.push(buffer);
             Ok(place)
         };
         let status = allocate(size_of::<Status>())?;
@@ -151,7 +151,7 @@ impl KMeansWorkspace {
                 fp16 = fp16_buffers(problem, &kernels, count, origin, &mut place)?;
             }
         }
-        kept.extend([origin, inverse].into_iter().chain(weights));
+        buffers.extend([origin, inverse].into_iter().chain(weights));
         let rate =
             if strategy == AssignStrategy::Tiles { &kernels.products } else { &kernels.sums }
                 .clone();
@@ -178,7 +178,7 @@ impl KMeansWorkspace {
             sums,
             rows,
             sorted,
-            _kept: kept,
+            _buffers: buffers,
         };
         workspace.reset_status(0, 0)?;
         if strategy == AssignStrategy::Tiles {

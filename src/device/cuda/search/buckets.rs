@@ -330,21 +330,21 @@ impl BucketSearch<'_> {
             Some(SelfRows::From(first)) => DeviceSelfRows::From(first),
             Some(SelfRows::Each(rows)) => {
                 assert!(rows.iter().all(|row| (*row as usize) < base_rows));
-                DeviceSelfRows::Each(self.device.send(&[sys::bytes_of(rows)], self.job)?)
+                DeviceSelfRows::Each(self.device.send_values(rows, self.job)?)
             }
         })
     }
 
     /// A bit for each base row that is left out, if there are any.
     fn left_out(&self) -> Result<Option<Buffer>> {
-        let send = |bits: &[u64]| self.device.send(&[sys::bytes_of(bits)], self.job);
+        let send = |bits| self.device.send_values(bits, self.job);
         self.buckets.left_out.map(send).transpose()
     }
 
     /// The buckets that were given for the queries.
     fn given(&self, ranges: &Ranges<'_>) -> Result<BucketLookup> {
         let (buckets, base_rows) = (self.buckets, self.base.rows.len());
-        let send = |numbers: &[u32]| self.device.send(&[sys::bytes_of(numbers)], self.job);
+        let send = |numbers: &[u32]| self.device.send_values(numbers, self.job);
         let count = ranges.all.len();
         let is_one_each = count == buckets.queries * buckets.tables
             && ranges.starts.iter().enumerate().all(|(i, start)| i == *start);

@@ -124,9 +124,9 @@ impl SearchDevice for CudaDevice {
     }
 
     fn download(&self, lists: CudaLists, job: &Job) -> Result<Neighbors> {
-        let mut found = Neighbors::none(lists.0.kind());
-        self.download_after(&mut found, lists, job)?;
-        Ok(found)
+        let mut neighbors = Neighbors::none(lists.0.kind());
+        self.download_after(&mut neighbors, lists, job)?;
+        Ok(neighbors)
     }
 
     fn download_after(&self, before: &mut Neighbors, lists: CudaLists, job: &Job) -> Result<()> {
@@ -193,21 +193,21 @@ impl CudaDevice {
         sys::write(&gpu.compute, pairs.starts.slice_mut(), &starts)?;
         let mut throttle = LaunchThrottle::default();
         let (rate, of_a_pair) = (&kernels.among_rate, (pairs.dim + 2) as f64);
-        let mut found = Vec::with_capacity(candidates.len());
-        while found.len() < candidates.len() {
+        let mut distances = Vec::with_capacity(candidates.len());
+        while distances.len() < candidates.len() {
             job.check()?;
             let most = ((rate.of_a_launch() / of_a_pair) as usize).max(1024).min(together);
-            let rows = &candidates.rows()[found.len()..];
+            let rows = &candidates.rows()[distances.len()..];
             let rows = &rows[..most.min(rows.len())];
-            (pairs.first, pairs.count) = (found.len(), rows.len());
+            (pairs.first, pairs.count) = (distances.len(), rows.len());
             sys::write(&gpu.compute, pairs.rows.slice_mut(), rows)?;
             throttle.begin(&gpu.compute)?;
             kernels.among(&gpu.compute, sides, &mut pairs)?;
             let work = rows.len() as f64 * of_a_pair;
             throttle.launched(&gpu.compute, rate, work, Counted::Exactly)?;
-            found.extend(self.read::<T>(&pairs.distances, rows.len(), job)?);
+            distances.extend(self.read::<T>(&pairs.distances, rows.len(), job)?);
         }
-        Ok(found)
+        Ok(distances)
     }
 }
 

@@ -112,7 +112,7 @@ impl CudaTables {
             buckets: BucketStarts {
                 count: numbers[tables.len()] as usize,
                 starts: device.send(&buckets, job)?,
-                first_bucket: device.send(&[sys::bytes_of(&numbers[..])], job)?,
+                first_bucket: device.send_values(&numbers, job)?,
             },
             own: Mutex::default(),
         }));
@@ -138,15 +138,15 @@ impl CudaTables {
             return Ok(OwnRanges::Found(own.clone()));
         }
         let (gpu, rows) = (&device.gpu, self.tables * self.table_rows);
-        let mut found = device.memory.allocate(&gpu.compute, rows * 8)?;
+        let mut ranges = device.memory.allocate(&gpu.compute, rows * 8)?;
         let of = OwnBuckets {
             tables: self.tables,
             table_rows: self.table_rows,
             rows: &sent.rows,
             buckets: &sent.buckets,
         };
-        kernels.find_own_buckets(&gpu.compute, &mut found, &of)?;
-        Ok(OwnRanges::Found(own.insert(Arc::new(found)).clone()))
+        kernels.find_own_buckets(&gpu.compute, &mut ranges, &of)?;
+        Ok(OwnRanges::Found(own.insert(Arc::new(ranges)).clone()))
     }
 
     /// The tables, if they were built on the GPU.

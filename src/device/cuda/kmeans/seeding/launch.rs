@@ -269,7 +269,7 @@ pub(super) struct SeedingWorkspace<'a> {
     chosen: Buffer,
     _rows: &'a Buffer,
     /// Owns the memory behind the other addresses.
-    _kept: Vec<Buffer>,
+    _buffers: Vec<Buffer>,
 }
 
 impl<'r> SeedingWorkspace<'r> {
@@ -290,17 +290,17 @@ impl<'r> SeedingWorkspace<'r> {
         assert!(input.has_as_many(dim));
         check_size(uploaded, count * dim, element);
         let stream = device.gpu.compute.clone();
-        let mut kept = Vec::new();
+        let mut buffers = Vec::new();
         let mut keep = |buffer: Buffer| {
             let place = address(&stream, &buffer);
-            kept.push(buffer);
+            buffers.push(buffer);
             place
         };
         let allocate = |bytes: usize| device.memory.allocate(&stream, bytes);
         let state = StateOnDevice { scale: [1.0; 2], compared: 1, ..StateOnDevice::default() };
-        let (state, chosen) = (device.send(&[sys::bytes_of(&[state])], job)?, allocate(k * 4)?);
+        let (state, chosen) = (device.send_values(&[state], job)?, allocate(k * 4)?);
         let candidates: [u32; MOST_CANDIDATES] = std::array::from_fn(|_| first);
-        let weights = input.weights.map(|weights| device.send(&[sys::bytes_of(weights)], job));
+        let weights = input.weights.map(|weights| device.send_values(weights, job));
         let together = kernels.together(count, dim * element);
         let (parts, blocks) = (count.div_ceil(SHARE_ROWS), count.div_ceil(together));
         let seeding = SeedingOnDevice {
@@ -310,14 +310,14 @@ impl<'r> SeedingWorkspace<'r> {
             costs: keep(allocate(count * element)?),
             totals: keep(device.filled(parts * 8, 0)?),
             block_totals: keep(device.filled(blocks * 8, 0)?),
-            candidates: keep(device.send(&[sys::bytes_of(&candidates)], job)?),
+            candidates: keep(device.send_values(&candidates, job)?),
             chosen: address(&stream, &chosen),
             gains: keep(device.filled(MOST_CANDIDATES * 16, 0)?),
             taken: keep(allocate(drawn * parts * 8)?),
             block_taken: keep(allocate(drawn * blocks * 8)?),
             distances: keep(allocate(drawn * count * element)?),
             lowered: keep(allocate(count * 4)?),
-            random: keep(device.send(&[sys::bytes_of(random)], job)?),
+            random: keep(device.send_values(random, job)?),
             count: count as u32,
             k: k as u32,
             together: together as u32,
@@ -328,10 +328,11 @@ impl<'r> SeedingWorkspace<'r> {
             bounds.words = keep(allocate(count.next_multiple_of(32) * words(dim) * 4)?);
             bounds.squares = keep(allocate(count * 4)?);
             bounds.residuals = keep(allocate(count * 4)?);
-            bounds.centre = keep(device.send(&[sys::bytes_of(&input.problem.origin)], job)?);
+            bounds.centre = keep(device.send_values(&input.problem.origin, job)?);
         }
-        let (drawn, _rows, _kept) = (drawn as u32, uploaded, kept);
-        let steps = Self { kernels, stream, seeding, bounds, drawn, state, chosen, _rows, _kept };
+        let (drawn, _rows, _buffers) = (drawn as u32, uploaded, buffers);
+        let steps =
+            Self { kernels, stream, seeding, bounds, drawn, state, chosen, _rows, _buffers };
         // SAFETY: `begin` takes (Seeding) and any number of blocks of `SEED_THREADS`; it writes `count` costs.
         unsafe { steps.launch(&steps.kernels.begin, "begin", steps.rows()) }?;
         Ok(steps)

@@ -85,9 +85,9 @@ impl PackedBase {
             counts: &counts,
         };
         packer.pack_base(stream, base.buffer, &to, &pack, visits)?;
-        let found = sys::read::<Packing>(stream, packing.slice(), 1);
-        let found = found.map_err(failed("cuMemcpyDtoHAsync"))?[0];
-        let is_useful = found.is_finite > 0 && f64::from_bits(found.test) < LARGEST_TEST;
+        let read = sys::read::<Packing>(stream, packing.slice(), 1);
+        let read = read.map_err(failed("cuMemcpyDtoHAsync"))?[0];
+        let is_useful = read.is_finite > 0 && f64::from_bits(read.test) < LARGEST_TEST;
         let with = PackedWith::Fp16 { centre, packing };
         Ok(is_useful.then_some(Self { kernels, buffers: BaseBuffers { tiles, rows, with } }))
     }
