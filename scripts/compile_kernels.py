@@ -8,7 +8,7 @@
 The options are read from src/device/cuda/driver/compile.rs, the constants that host and kernels share
 from the families' CONSTANTS in src/device/cuda, and includes are put together as the crate does it, so
 that what is compiled here is what the crate compiles; and assertions of the layouts of structs, which are
-those of `assert_layout!` on the host. Fails on the first compiler error and on any warning.
+those of `kernel_struct!` on the host. Fails on the first compiler error and on any warning.
 """
 
 import argparse
@@ -199,7 +199,7 @@ def layouts():
     NVRTC has no `offsetof` that is constant, but what its front end defines that by elsewhere."""
     found = {}
     for path in sorted(CUDA.rglob("*.rs")):
-        for name, size, fields in re.findall(r"^assert_layout!\((\w+), (\d+), \{(.*?)\}\);", path.read_text(), re.S | re.M):
+        for name, size, fields in re.findall(r"^kernel_struct!\((\w+), (\d+), \{(.*?)\}\);", path.read_text(), re.S | re.M):
             name = name.removesuffix("OnDevice")
             offsets = re.findall(r"(\w+): (\d+)", fields)
             asserted = [f"__INTADDR__(&(({name}*)0)->{field}) == {offset}" for field, offset in offsets]

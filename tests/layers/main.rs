@@ -146,6 +146,7 @@ fn unsafe_code_is_where_it_is_allowed() {
         "src/device/cpu/simd/panel_dot_threshold_arm.rs",
         "src/device/cpu/simd/panel_dot_threshold_x86.rs",
         "src/device/cpu/simd/tile_dot_i16.rs",
+        "src/device/cuda/mod.rs",
         "src/device/cuda/dbscan/launch.rs",
         "src/device/cuda/dbscan/launch_order.rs",
         "src/device/cuda/dbscan/structs.rs",

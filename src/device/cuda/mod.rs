@@ -11,18 +11,24 @@
 //! | `dbscan` | tiles under a tree of bounding boxes, stages of launches of bounded time |
 //! | `driver` | per-GPU state of a process: memory budget, uploads beside kernels, compiled and cached kernels |
 //!
-//! Unsafe code is in the modules that launch kernels, in those of the structs that kernels read,
-//! and in `driver`.
+//! Unsafe code is in the modules that launch kernels, in those of the structs that kernels read
+//! (`kernel_struct!`), and in `driver`.
 
-/// Asserts at compile time the size of a struct that kernels read, and the offsets of its fields.
+/// Lets kernels read a C struct of numbers, given with its size and the offsets of all its fields.
+/// Both are asserted at compile time, and so is that there is no padding.
 /// `scripts/compile_kernels.py` asserts the same for the kernels' struct of that name, without
 /// `OnDevice`.
-macro_rules! assert_layout {
+macro_rules! kernel_struct {
     ($struct:ty, $size:literal, { $($field:ident: $offset:literal),+ $(,)? }) => {
         const _: () = {
-            assert!(size_of::<$struct>() == $size);
+            const fn size<T>(_: fn(&$struct) -> &T) -> usize {
+                size_of::<T>()
+            }
+            assert!(size_of::<$struct>() == $size && 0 $(+ size(|of| &of.$field))+ == $size);
             $(assert!(std::mem::offset_of!($struct, $field) == $offset);)+
         };
+        // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted above.
+        unsafe impl cudarc::driver::DeviceRepr for $struct {}
     };
 }
 

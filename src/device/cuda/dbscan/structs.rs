@@ -1,8 +1,6 @@
 //! The structs of `kernels/dbscan`, which kernels read on the device.
 #![allow(unsafe_code)]
 
-use cudarc::driver::DeviceRepr;
-
 /// Levels of the tree: 32⁷ tiles are more than rows can be numbered.
 pub(super) const LEVELS: usize = 8;
 
@@ -115,30 +113,17 @@ pub(super) struct ProductsOnDevice {
     pub(super) unused: u32,
 }
 
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Weight {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for DirectionOnDevice {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for ProgressOnDevice {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Keys {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for ProductsOnDevice {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for DbscanOnDevice {}
-
-assert_layout!(Weight, 16, { low: 0, high: 8 });
-assert_layout!(DirectionOnDevice, 24, { unit: 0, mean: 8, inverse: 16 });
-assert_layout!(ProgressOnDevice, 48, {
+kernel_struct!(Weight, 16, { low: 0, high: 8 });
+kernel_struct!(DirectionOnDevice, 24, { unit: 0, mean: 8, inverse: 16 });
+kernel_struct!(ProgressOnDevice, 48, {
     next: 0, unfinished: 4, tested: 8, pruned: 16, joined: 24, pairs: 32, rechecked: 40,
 });
-assert_layout!(Keys, 16, { splitters: 0, bits: 8 });
-assert_layout!(ProductsOnDevice, 56, {
+kernel_struct!(Keys, 16, { splitters: 0, bits: 8 });
+kernel_struct!(ProductsOnDevice, 56, {
     slices: 0, rounded: 8, most: 16, centre: 24, unit: 32, surely: 40, maybe: 44, count: 48,
     unused: 52,
 });
-assert_layout!(DbscanOnDevice, 408, {
+kernel_struct!(DbscanOnDevice, 408, {
     rows: 0, directions: 8, weights: 16, ends: 24, first_tiles: 32, box_dims: 40, sorted: 48,
     order: 56, ranges: 64, chunks: 72, inverses: 80, bits: 88, boxes: 96, totals: 104, core: 112,
     near: 120, parents: 128, known: 136, least: 144, offsets: 152, sections: 160, list: 168,

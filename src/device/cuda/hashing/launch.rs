@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 
 use crate::device::cuda::driver::compile::Program;
 use crate::device::cuda::driver::gpu::Gpu;
@@ -99,22 +99,13 @@ struct TablesOnDevice {
     sizes: u64,
 }
 
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for FunctionsOnDevice {}
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Building {}
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for BeginsOnDevice {}
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for TablesOnDevice {}
-
-assert_layout!(FunctionsOnDevice, 48, {
+kernel_struct!(FunctionsOnDevice, 48, {
     width: 0, inverse: 8, count: 16, stride: 20, tables: 24, dim: 28, kind: 32, bits: 36,
     is_clamped: 40, margin: 44,
 });
-assert_layout!(Building, 32, { rows: 0, first: 8, end: 16, tables: 24, section_bits: 28 });
-assert_layout!(BeginsOnDevice, 24, { of_sections: 0, of_pieces: 8, pieces: 16, padding: 20 });
-assert_layout!(TablesOnDevice, 32, { rows: 0, keys: 8, own: 16, sizes: 24 });
+kernel_struct!(Building, 32, { rows: 0, first: 8, end: 16, tables: 24, section_bits: 28 });
+kernel_struct!(BeginsOnDevice, 24, { of_sections: 0, of_pieces: 8, pieces: 16, padding: 20 });
+kernel_struct!(TablesOnDevice, 32, { rows: 0, keys: 8, own: 16, sizes: 24 });
 
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]

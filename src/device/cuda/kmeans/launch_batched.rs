@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaStream, PushKernelArg};
 
 use super::kernels::{BatchedKernels, MOST_ROWS};
 use super::row_type::{Element, RowType, UploadedRows};
@@ -54,10 +54,7 @@ struct BatchedRounds {
     sums: SumsOnDevice,
 }
 
-// SAFETY: a C struct of such structs without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for BatchedRounds {}
-
-assert_layout!(BatchedRounds, 176, { rounds: 0, sums: 80 });
+kernel_struct!(BatchedRounds, 176, { rounds: 0, sums: 80 });
 
 /// A batch of problems, with all buffers of their rounds: one struct per problem, in shared buffers.
 pub(super) struct BatchedWorkspace {

@@ -1,8 +1,6 @@
 //! The structs of `kernels/kmeans`, which kernels read on the device.
 #![allow(unsafe_code)]
 
-use cudarc::driver::DeviceRepr;
-
 use crate::device::contract::{Labels, StopReason};
 
 /// The same struct as in `kernels/kmeans/rounds.cuh`, which documents it.
@@ -67,9 +65,6 @@ impl Status {
         }
     }
 }
-
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Status {}
 
 /// The rows and the state of rounds.
 #[repr(C)]
@@ -159,30 +154,21 @@ pub(super) struct Fp16Buffers {
     pub(super) padding: u32,
 }
 
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for RoundsOnDevice {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for SumsOnDevice {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for SortedCentroids {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Fp16Buffers {}
-
-assert_layout!(Status, 80, {
+kernel_struct!(Status, 80, {
     end: 0, iterations: 4, current: 8, moved_last: 12, moved: 16, uncertain: 20, pairs: 24,
     empty: 28, arrived: 32, largest_row: 36, typical_row: 40, largest_centroid: 44,
     largest_error: 48, has_far: 52, kept: 56, listed: 60, drift: 64, padding: 68, rechecked: 72,
 });
-assert_layout!(RoundsOnDevice, 80, {
+kernel_struct!(RoundsOnDevice, 80, {
     status: 0, rows: 8, numbers: 16, centroids: 24, labels: 32, moved: 40, gaps: 48, drifts: 56,
     listed: 64, count: 72, k: 76,
 });
-assert_layout!(SumsOnDevice, 96, {
+kernel_struct!(SumsOnDevice, 96, {
     weights: 0, sums: 8, parts: 16, counts: 24, wide: 32, is_wide: 40, first_rows: 48,
     differing: 56, inverse: 64, shifts: 72, limit: 80, tolerance: 88,
 });
-assert_layout!(SortedCentroids, 16, { lists: 0, sorted_counts: 8 });
-assert_layout!(Fp16Buffers, 136, {
+kernel_struct!(SortedCentroids, 16, { lists: 0, sorted_counts: 8 });
+kernel_struct!(Fp16Buffers, 136, {
     fp16_rows: 0, fp16_centroids: 8, rounded: 16, half_squares: 24, far: 32, uncertain: 40,
     least: 48, nearest: 56, clusters: 64, pairs: 72, distances: 80, found: 88, origin: 96,
     scale: 104, unscale: 112, absolute: 120, room_for_pairs: 128, padding: 132,

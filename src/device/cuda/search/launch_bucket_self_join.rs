@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
 
 use super::Sides;
 use super::launch_buckets::{BucketKernels, BucketLists, DeviceSelfRows};
@@ -31,10 +31,7 @@ pub(super) struct JoinRange {
     pub(super) dim: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for JoinRange {}
-
-assert_layout!(JoinRange, 24, { first: 0, end: 4, from: 8, count: 12, k: 16, dim: 20 });
+kernel_struct!(JoinRange, 24, { first: 0, end: 4, from: 8, count: 12, k: 16, dim: 20 });
 
 /// The tables of a join: the number of tables, and of rows in each.
 pub(super) struct JoinedTables<'a> {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
 
 use super::Sides;
 use super::launch::{FETCH_PENALTY, per_cycle};
@@ -64,13 +64,8 @@ pub(super) struct OwnRowsOnDevice {
     padding: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for BucketSearchOnDevice {}
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for OwnRowsOnDevice {}
-
-assert_layout!(OwnRowsOnDevice, 16, { listed: 0, first: 8, padding: 12 });
-assert_layout!(BucketSearchOnDevice, 64, {
+kernel_struct!(OwnRowsOnDevice, 16, { listed: 0, first: 8, padding: 12 });
+kernel_struct!(BucketSearchOnDevice, 64, {
     table_rows: 0, words: 8, first: 16, end: 20, tables: 24, dim: 28, k: 32, slots: 36, is_own: 40,
     probes: 44, own: 48,
 });

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaStream, PushKernelArg};
 
 use super::Sides;
 use super::launch::{SearchKernels, WARPS, WARPS_SHARED};
@@ -82,10 +82,7 @@ struct SideOnDevice {
     negated: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for SideOnDevice {}
-
-assert_layout!(SideOnDevice, 40, {
+kernel_struct!(SideOnDevice, 40, {
     values: 0, directions: 8, first: 16, dim: 24, step: 28, dealt_to: 32, negated: 36,
 });
 

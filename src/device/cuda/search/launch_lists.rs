@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 
 use super::Sides;
 use super::launch::{SearchKernels, WARPS, WARPS_SHARED};
@@ -60,10 +60,7 @@ pub(super) struct Pass {
     pub(super) absolute: f32,
 }
 
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Pass {}
-
-assert_layout!(Pass, 72, {
+kernel_struct!(Pass, 72, {
     first_query: 0, first_base: 8, queries: 12, rows: 16, dim: 20, panels: 24, stride: 28,
     start: 32, begin: 36, end: 40, k: 44, slots: 48, dense: 52, wanted: 56, root: 60,
     factor: 64, absolute: 68,

@@ -4,9 +4,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use cudarc::driver::{
-    CudaFunction, CudaStream, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
-};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchArgs, LaunchConfig, PushKernelArg};
 
 use super::input::SeedingInput;
 use crate::device::cuda::device::CudaDevice;
@@ -146,23 +144,16 @@ struct BoundsOnDevice {
     inverse: f64,
 }
 
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for StateOnDevice {}
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for SeedingOnDevice {}
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for BoundsOnDevice {}
-
-assert_layout!(StateOnDevice, 56, {
+kernel_struct!(StateOnDevice, 56, {
     scale: 0, largest: 16, stop: 24, chosen: 28, scaled: 32, compared: 36, longest: 40, best: 44,
     is_owed: 48, padding: 52,
 });
-assert_layout!(SeedingOnDevice, 128, {
+kernel_struct!(SeedingOnDevice, 128, {
     state: 0, rows: 8, weights: 16, costs: 24, totals: 32, block_totals: 40, candidates: 48,
     chosen: 56, gains: 64, taken: 72, block_taken: 80, distances: 88, lowered: 96, random: 104,
     count: 112, k: 116, together: 120, blocks: 124,
 });
-assert_layout!(BoundsOnDevice, 40, { words: 0, squares: 8, residuals: 16, centre: 24, inverse: 32 });
+kernel_struct!(BoundsOnDevice, 40, { words: 0, squares: 8, residuals: 16, centre: 24, inverse: 32 });
 
 /// The kernels for rows of one kind, metric and dimension, loaded on a device.
 #[derive(Debug)]

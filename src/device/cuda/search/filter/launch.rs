@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
 
 use super::super::launch_lists::{ListBuffers, Pass};
 use super::super::passes::{FIRST_WINDOW, PANEL, WINDOW};
@@ -103,9 +103,6 @@ struct Filter {
     padding: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Filter {}
-
 /// A filtered pass. The same struct as in `kernels/filter/exact.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -126,15 +123,12 @@ struct Filtered {
     padding: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Filtered {}
-
-assert_layout!(Filter, 112, {
+kernel_struct!(Filter, 112, {
     tiles: 0, queries: 8, thresholds: 16, hits: 24, counts: 32, scratch: 40, given_up: 48,
     fewest: 56, hits_pitch: 64, room: 72, scratch_room: 76, query_rows: 80, query_blocks: 84,
     splits: 88, begin: 92, end: 96, steps: 100, scratch_slots: 104, padding: 108,
 });
-assert_layout!(Filtered, 96, {
+kernel_struct!(Filtered, 96, {
     queries: 0, base: 8, order: 16, state: 24, entries: 32, worst: 40, reach: 48, counts: 56,
     overflowed: 64, overflowed_count: 72, pitch: 80, vectors: 84, room: 88, padding: 92,
 });

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, PushKernelArg};
 
 use super::super::launch_lists::ListBuffers;
 use super::super::passes::{PANEL, WINDOW, windows};
@@ -55,10 +55,7 @@ pub(super) struct BitPack {
     pub(super) tile: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for BitPack {}
-
-assert_layout!(BitPack, 32, {
+kernel_struct!(BitPack, 32, {
     rows: 0, dim: 4, panels: 8, stride: 12, pitch: 16, steps: 20, log: 24, tile: 28,
 });
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, PushKernelArg};
 
 use super::super::launch_lists::ListBuffers;
 use super::super::passes::PANEL;
@@ -65,9 +65,6 @@ pub(super) struct Pack {
     pub(super) padding: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Pack {}
-
 /// The centre, scale and error bounds of a packed base. The same struct as in
 /// `kernels/filter/pack.cuh`.
 #[repr(C)]
@@ -84,9 +81,6 @@ pub(super) struct Packing {
     pub(super) is_finite: u32,
 }
 
-// SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Packing {}
-
 /// The parameters of thresholds. See `Test` in `kernels/filter/thresholds.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -101,18 +95,15 @@ struct Test {
     lost: u32,
 }
 
-// SAFETY: a C struct of integers without padding, laid out as the kernels', as asserted below.
-unsafe impl DeviceRepr for Test {}
-
-assert_layout!(Pack, 40, {
+kernel_struct!(Pack, 40, {
     rows: 0, dim: 4, panels: 8, stride: 12, pitch: 16, steps: 20, stored: 24, log: 28, tile: 32,
     padding: 36,
 });
-assert_layout!(Packing, 56, {
+kernel_struct!(Packing, 56, {
     scale: 0, centre_norm: 8, norm: 16, lost: 24, test: 32, raw_norm: 40, last_bin: 48,
     is_finite: 52,
 });
-assert_layout!(Test, 32, {
+kernel_struct!(Test, 32, {
     queries: 0, dim: 4, steps: 8, has_fp16_sums: 12, stored: 16, log: 20, tile: 24, lost: 28,
 });
 
