@@ -27,7 +27,8 @@ macro_rules! kernel_struct {
             assert!(size_of::<$struct>() == $size && 0 $(+ size(|of| &of.$field))+ == $size);
             $(assert!(std::mem::offset_of!($struct, $field) == $offset);)+
         };
-        // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted above.
+        // SAFETY: a C struct of numbers without padding, laid out as the kernels', as asserted
+        // above.
         unsafe impl cudarc::driver::DeviceRepr for $struct {}
     };
 }

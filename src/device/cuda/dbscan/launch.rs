@@ -1,7 +1,7 @@
 //! The kernel launches of DBSCAN's phases, once rows are in order: counting, linking, attaching.
 //!
-//! A stage that takes long is launched again and again: each launch ends in time, and records how far
-//! it is.
+//! A stage that takes long is launched again and again: each launch ends in time, and records how
+//! far it is.
 #![allow(unsafe_code)]
 
 use cudarc::driver::PushKernelArg;

@@ -155,8 +155,8 @@ fn directions(rows: &Rows, within: Within) -> Vec<DirectionOnDevice> {
     narrow.or_else(of_wide).unwrap_or_default()
 }
 
-/// The thresholds of sums over `dim` dimensions, in rows of `elements` elements on the device, and of
-/// bounds on them.
+/// The thresholds of sums over `dim` dimensions, in rows of `elements` elements on the device, and
+/// of bounds on them.
 fn thresholds(
     within: Within,
     dim: usize,

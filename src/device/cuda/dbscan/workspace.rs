@@ -297,11 +297,12 @@ impl DbscanWorkspace {
     /// Launches a kernel with the arguments that `add` gives it.
     ///
     /// # Safety
-    /// - `function` is one of this workspace's kernels, and declares the parameters that `add` gives it, in
-    ///   this order and of these types; the grid has the blocks and threads that it asks for at its head.
-    /// - Addresses beside those in [`DbscanOnDevice`] are of memory in the sizes that the kernel touches, different
-    ///   ones for what it writes. It stays allocated until the kernel has run, or is freed in the order of this
-    ///   stream, and nothing but this stream uses it until then.
+    /// - `function` is one of this workspace's kernels, and declares the parameters that `add`
+    ///   gives it, in this order and of these types; the grid has the blocks and threads that it
+    ///   asks for at its head.
+    /// - Addresses beside those in [`DbscanOnDevice`] are of memory in the sizes that the kernel
+    ///   touches, different ones for what it writes. It stays allocated until the kernel has run,
+    ///   or is freed in the order of this stream, and nothing but this stream uses it until then.
     /// - What the kernel reads has been written, by what was launched on this stream before.
     pub(super) unsafe fn launch<'a>(
         &'a self,
@@ -312,9 +313,10 @@ impl DbscanWorkspace {
     ) -> Result<()> {
         let mut launch = self.stream.launch_builder(function);
         add(&mut launch, &self.all);
-        // SAFETY: arguments, grid and order are as the caller says. The struct's buffers live as long as this
-        // workspace, in the sizes that `new` gives them, and are used on this stream only; kernels touch
-        // tiles, nodes, slots and rows below the counts in the struct, and were compiled for its rows.
+        // SAFETY: arguments, grid and order are as the caller says. The struct's buffers live as
+        // long as this workspace, in the sizes that `new` gives them, and are used on this stream
+        // only; kernels touch tiles, nodes, slots and rows below the counts in the struct, and were
+        // compiled for its rows.
         unsafe { launch.launch(grid) }.map_err(failed(name)).map(drop)
     }
 }

@@ -212,8 +212,8 @@ pub(in crate::device::cuda) fn copy_to_host(
 
 /// Numbers, or structs of numbers without padding, as bytes.
 pub(in crate::device::cuda) fn bytes_of<T: DeviceRepr>(numbers: &[T]) -> &[u8] {
-    // SAFETY: `DeviceRepr` types used here (numbers, and structs whose layouts are asserted) have no padding, u8 has no
-    // alignment, and the slice borrows `numbers` for as long as it lives.
+    // SAFETY: `DeviceRepr` types used here (numbers, and structs whose layouts are asserted) have
+    // no padding, u8 has no alignment, and the slice borrows `numbers` for as long as it lives.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 

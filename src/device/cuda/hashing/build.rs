@@ -179,8 +179,8 @@ struct Hashing<'a> {
 }
 
 impl Hashing<'_> {
-    /// Hashes all rows for some tables, in launches of bounded time; the rows of sections are counted
-    /// in `sections`.
+    /// Hashes all rows for some tables, in launches of bounded time; the rows of sections are
+    /// counted in `sections`.
     fn hash(
         &self,
         some: Range<usize>,

@@ -411,8 +411,8 @@ impl HashingKernels {
         unsafe { launch.launch(blocks) }.map_err(failed("sort_large_sections")).map(drop)
     }
 
-    /// Turns the counts of rows in the sections of some tables into first positions. `sums` gets the
-    /// number of rows of each table.
+    /// Turns the counts of rows in the sections of some tables into first positions. `sums` gets
+    /// the number of rows of each table.
     fn add_up_sections(
         &self,
         stream: &Arc<CudaStream>,
@@ -441,8 +441,8 @@ impl HashingKernels {
         Ok(())
     }
 
-    /// Finds buckets per query and table: that of its key, and those of keys that differ in one or two
-    /// bits.
+    /// Finds buckets per query and table: that of its key, and those of keys that differ in one or
+    /// two bits.
     pub(super) fn find(
         &self,
         stream: &Arc<CudaStream>,

@@ -313,8 +313,9 @@ impl KMeansWorkspace {
     fn sort(&mut self, ranks: usize) -> Result<()> {
         let Some(mut sorted) = self.sorted.take() else { return Ok(()) };
         let targets = sorted.targets(&self.stream);
-        // SAFETY: callers have assigned all rows; the targets have room for them, are not the rows that are
-        // moved, and stay in this workspace, whose `at_places` has room for the most ranks of its strategy.
+        // SAFETY: callers have assigned all rows; the targets have room for them, are not the rows
+        // that are moved, and stay in this workspace, whose `at_places` has room for the most ranks
+        // of its strategy.
         unsafe { self.order(targets, ranks) }?;
         sorted.swap(&mut self.rows, &mut self.labels, &mut self.rounds, &self.stream);
         self.sorted = Some(sorted);
@@ -327,8 +328,8 @@ impl KMeansWorkspace {
     /// # Safety
     /// All rows are in a cluster. `numbers` and `labels` are the addresses of `count` u32 each, and
     /// `rows`, unless it is null, of `count` rows: memory of this workspace that its
-    /// [`RoundsOnDevice`](super::structs::RoundsOnDevice) do not name. There are at most as many `ranks` as
-    /// `at_places` has room for; where there are several, centroids have been listed.
+    /// [`RoundsOnDevice`](super::structs::RoundsOnDevice) do not name. There are at most as many
+    /// `ranks` as `at_places` has room for; where there are several, centroids have been listed.
     unsafe fn order(&mut self, targets: SortTargets, ranks: usize) -> Result<()> {
         let SortTargets { rows, numbers, labels } = targets;
         let Some(counts) = &mut self.at_places else { return Ok(()) };

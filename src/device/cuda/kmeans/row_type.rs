@@ -45,8 +45,8 @@ pub(super) struct UploadedRows {
 
 impl UploadedRows {
     /// # Panics
-    /// If the buffers are too small for so many rows of a type, or if weights are there and of no use, or
-    /// are missing.
+    /// If the buffers are too small for so many rows of a type, or if weights are there and of no
+    /// use, or are missing.
     pub(super) fn check(&self, row_type: RowType) {
         let Self { rows, count, weights } = self;
         check_size(rows, count * row_type.dim, row_type.element.bytes());

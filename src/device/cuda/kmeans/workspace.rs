@@ -1,8 +1,8 @@
 //! The memory that the kernels of Lloyd's rounds over one set of rows share.
 //!
-//! A [`KMeansWorkspace`] allocates it in the sizes that they rely on and keeps it until it is dropped; kernels get
-//! it as [`RoundsOnDevice`], [`SumsOnDevice`], [`SortedCentroids`] and [`Fp16Buffers`]. Kernels run in the order of
-//! one stream.
+//! A [`KMeansWorkspace`] allocates it in the sizes that they rely on and keeps it until it is
+//! dropped; kernels get it as [`RoundsOnDevice`], [`SumsOnDevice`], [`SortedCentroids`] and
+//! [`Fp16Buffers`]. Kernels run in the order of one stream.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -217,10 +217,10 @@ impl KMeansWorkspace {
         let round = (&self.kernels.round_rows, "round_rows", all);
         let measure = (&self.kernels.measure_rows, "measure_rows", config(1, 1024, 0));
         for (kernel, name, grid) in [round, measure] {
-            // SAFETY: both take (Rounds, Fp16Buffers), which `new` has filled in for `AssignStrategy::Tiles`.
-            // `round_rows`, a warp for each row of whole swizzled tiles, reads the rows and the
-            // origin and writes `fp16_rows` and `rounded`; `measure_rows`, one block of 1,024
-            // threads, reads `rounded` after it, and writes the status.
+            // SAFETY: both take (Rounds, Fp16Buffers), which `new` has filled in for
+            // `AssignStrategy::Tiles`. `round_rows`, a warp for each row of whole swizzled tiles,
+            // reads the rows and the origin and writes `fp16_rows` and `rounded`; `measure_rows`,
+            // one block of 1,024 threads, reads `rounded` after it, and writes the status.
             unsafe {
                 self.launch(kernel, name, grid, |launch, kernel| {
                     launch.arg(&kernel.rounds).arg(&kernel.fp16);
@@ -328,9 +328,9 @@ impl KMeansWorkspace {
     /// Launches a kernel with the arguments that `add` gives it.
     ///
     /// # Safety
-    /// - `function` is one of this workspace's kernels, for its [`AssignStrategy`], and declares the parameters that `add`
-    ///   gives it, in this order and of these types; the grid has the blocks, threads and shared memory that it
-    ///   asks for at its head.
+    /// - `function` is one of this workspace's kernels, for its [`AssignStrategy`], and declares
+    ///   the parameters that `add` gives it, in this order and of these types; the grid has the
+    ///   blocks, threads and shared memory that it asks for at its head.
     /// - Addresses beside those in the structs are of memory in the sizes that the kernel touches, different ones
     ///   for what it writes. It stays allocated until the kernel has run, or is freed in the order of this stream,
     ///   and nothing but this stream uses it until then.
@@ -354,7 +354,8 @@ impl KMeansWorkspace {
     }
 
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`] and [`SumsOnDevice`].
+    /// That of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`] and
+    /// [`SumsOnDevice`].
     pub(super) unsafe fn launch_sums(
         &self,
         function: &CudaFunction,
@@ -370,8 +371,8 @@ impl KMeansWorkspace {
     }
 
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`], [`Fp16Buffers`] and
-    /// whether it is the last.
+    /// That of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`],
+    /// [`Fp16Buffers`] and whether it is the last.
     pub(super) unsafe fn launch_fp16(
         &self,
         function: &CudaFunction,

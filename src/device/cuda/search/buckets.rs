@@ -211,8 +211,8 @@ impl BucketSearch<'_> {
         }
     }
 
-    /// Searches the buckets of `lookup`, in which queries visit so many rows, in launches of bounded
-    /// time.
+    /// Searches the buckets of `lookup`, in which queries visit so many rows, in launches of
+    /// bounded time.
     fn search<T: OnGpu>(&self, visited: &[f64], lookup: BucketLookup) -> Result<NearestInBuckets> {
         let Self { device, queries, base, tables, kernels, job, .. } = *self;
         let gpu = &device.gpu;

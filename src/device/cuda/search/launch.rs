@@ -1,10 +1,10 @@
-//! The kernels of searches, and the rules of all their launches, which are in `launch_*`: one function
-//! per kernel, which checks the sizes that the kernel relies on and picks its grid.
+//! The kernels of searches, and the rules of all their launches, which are in `launch_*`: one
+//! function per kernel, which checks the sizes that the kernel relies on and picks its grid.
 //!
 //! Buffers are borrowed for the call, and kernels run later. A buffer outlives its kernels because
 //! dropping it only retires it (see `driver::memory`), and streams order the kernels of one list.
-//! Buffers are distinct allocations, so `__restrict__` holds; sizes in bytes are checked before each
-//! launch against the kernel's accesses.
+//! Buffers are distinct allocations, so `__restrict__` holds; sizes in bytes are checked before
+//! each launch against the kernel's accesses.
 
 use std::sync::{Arc, LazyLock};
 

@@ -141,9 +141,9 @@ impl BucketKernels {
         let mut launch = stream.launch_builder(&self.add_visits);
         launch.arg(joining.own.slice()).arg(&compared).arg(to.work.slice_mut());
         launch.arg(&own).arg(&count).arg(&table_rows).arg(&tables);
-        // SAFETY: `own` has a range for each row and table, `work` is as `BucketLists::check` has it, and
-        // `compared`, if it is there, has an element for each row, as it was made; queries are base
-        // rows, as the caller has checked.
+        // SAFETY: `own` has a range for each row and table, `work` is as `BucketLists::check` has
+        // it, and `compared`, if it is there, has an element for each row, as it was made; queries
+        // are base rows, as the caller has checked.
         unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("add_visits"))
             .map(drop)

@@ -143,8 +143,8 @@ pub(super) struct BucketLists {
 pub(super) enum BucketLookup {
     /// The query's own bucket in each table.
     Own,
-    /// Ranges, and their number. `starts`: per query and table the position of its first range, then
-    /// the end of the last, of u32; `None` if the number of ranges is the same for all.
+    /// Ranges, and their number. `starts`: per query and table the position of its first range,
+    /// then the end of the last, of u32; `None` if the number of ranges is the same for all.
     Given { count: usize, ranges: Buffer, starts: Option<Buffer> },
 }
 
@@ -431,8 +431,8 @@ impl BucketKernels {
         let mut launch = stream.launch_builder(&self.close_gaps);
         launch.arg(lists.rows.slice()).arg(lists.distances.slice()).arg(starts.slice());
         launch.arg(rows.slice_mut()).arg(distances.slice_mut()).arg(&count).arg(&per_query);
-        // SAFETY: sizes are checked above; lists have up to k neighbours, and end where the next begins, the
-        // last at `all`, as the caller has checked.
+        // SAFETY: sizes are checked above; lists have up to k neighbours, and end where the next
+        // begins, the last at `all`, as the caller has checked.
         unsafe { launch.launch(config((queries * k).div_ceil(CLOSING), CLOSING, 0)) }
             .map_err(failed("close_gaps"))
             .map(drop)

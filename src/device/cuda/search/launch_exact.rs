@@ -127,8 +127,8 @@ impl SearchKernels {
         self.spec.kind == ElementKind::F32 && bytes <= self.shared_limit
     }
 
-    /// Computes the distances of some entries of the lists, counted list after list, and writes them
-    /// behind the entries of each list. Entries are rows of this base, or none.
+    /// Computes the distances of some entries of the lists, counted list after list, and writes
+    /// them behind the entries of each list. Entries are rows of this base, or none.
     pub(super) fn measure_lists(
         &self,
         stream: &Arc<CudaStream>,

@@ -1,5 +1,5 @@
-//! The launches that bring rows into another layout: into panels as they arrive, from the panels of a
-//! base to those of queries, and from panels to row-major order.
+//! The launches that bring rows into another layout: into panels as they arrive, from the panels of
+//! a base to those of queries, and from panels to row-major order.
 #![allow(unsafe_code)]
 
 use std::ops::Range;

@@ -109,8 +109,8 @@ impl SearchKernels {
         check_size(least, lists.queries * splits * 32, real_bytes(self.spec.kind));
         let mut launch = stream.launch_builder(&self.scan_least);
         launch.arg(sides.queries.slice()).arg(sides.base.slice()).arg(least.slice_mut()).arg(pass);
-        // SAFETY: `check_pass` holds: whole panels on both sides; 32 totals are written for each query
-        // below `queries` and each split.
+        // SAFETY: `check_pass` holds: whole panels on both sides; 32 totals are written for each
+        // query below `queries` and each split.
         unsafe { launch.launch(self.scan_grid(lists, splits)) }.map_err(failed("scan_least"))?;
         let (count, splits) = (lists.queries as u32, splits as u32);
         let mut launch = stream.launch_builder(&self.bound_lists);
@@ -156,8 +156,8 @@ impl SearchKernels {
         grid
     }
 
-    /// Merges a pass's candidates for some queries; skipped if `wanted` is given and its word on the
-    /// device is 0. Queries that are already overflowed stay so.
+    /// Merges a pass's candidates for some queries; skipped if `wanted` is given and its word on
+    /// the device is 0. Queries that are already overflowed stay so.
     pub(super) fn merge(
         &self,
         stream: &Arc<CudaStream>,
@@ -226,8 +226,8 @@ impl SearchKernels {
         launch.arg(lists.worst.slice_mut()).arg(lists.reach.slice_mut());
         launch.arg(lists.overflowed.slice()).arg(lists.overflowed_count.slice());
         launch.arg(lists.redone.slice_mut()).arg(pass);
-        // SAFETY: `check_pass` holds; the kernel writes to the `slots` entries of overflowed queries,
-        // which are below `queries`, each in one block.
+        // SAFETY: `check_pass` holds; the kernel writes to the `slots` entries of overflowed
+        // queries, which are below `queries`, each in one block.
         unsafe { launch.launch(config(blocks, PANEL, 0)) }.map_err(failed("search_again")).map(drop)
     }
 

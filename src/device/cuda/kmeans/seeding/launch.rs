@@ -240,7 +240,8 @@ fn bounds_bytes(dim: usize, drawn: usize) -> usize {
     drawn.next_multiple_of(8) * (words(dim) + 4) * 4 + SEED_THREADS * (drawn + 1) * 4
 }
 
-/// The first chosen row, and the random numbers of the other steps: one for each candidate of a step.
+/// The first chosen row, and the random numbers of the other steps: one for each candidate of a
+/// step.
 #[derive(Clone, Copy)]
 pub(super) struct Draws<'a> {
     pub(super) first: u32,
@@ -442,7 +443,8 @@ impl<'r> SeedingWorkspace<'r> {
     }
 
     /// # Safety
-    /// That of [`launch_more`](Self::launch_more), for a kernel that takes [`SeedingOnDevice`] alone.
+    /// That of [`launch_more`](Self::launch_more), for a kernel that takes [`SeedingOnDevice`]
+    /// alone.
     unsafe fn launch(
         &self,
         function: &CudaFunction,
@@ -456,9 +458,9 @@ impl<'r> SeedingWorkspace<'r> {
     /// Launches a kernel with [`SeedingOnDevice`], and the arguments that `add` appends.
     ///
     /// # Safety
-    /// - `function` is one of this workspace's kernels, and declares [`SeedingOnDevice`] and then the parameters that
-    ///   `add` gives it, in this order and of these types; the grid has the blocks, threads and shared memory
-    ///   that it asks for at its head.
+    /// - `function` is one of this workspace's kernels, and declares [`SeedingOnDevice`] and then
+    ///   the parameters that `add` gives it, in this order and of these types; the grid has the
+    ///   blocks, threads and shared memory that it asks for at its head.
     /// - Candidates that it is told of are no more than those that `new` was told, and what it reads of these and
     ///   of [`BoundsOnDevice`] has been written, by what was launched on this stream before.
     unsafe fn launch_more<'a>(

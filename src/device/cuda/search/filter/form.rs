@@ -387,8 +387,8 @@ fn has_products(kind: ElementKind, metric: Metric) -> bool {
     }
 }
 
-/// Whether the filter pays for lists of `k` neighbours, in blocks with up to `shared` bytes of shared
-/// memory. `always` ignores small numbers of rows.
+/// Whether the filter pays for lists of `k` neighbours, in blocks with up to `shared` bytes of
+/// shared memory. `always` ignores small numbers of rows.
 pub(in super::super) fn pays(
     spec: &SearchSpec,
     k: usize,

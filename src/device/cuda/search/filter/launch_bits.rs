@@ -31,8 +31,8 @@ pub(super) struct BitPacker {
     set_thresholds: CudaFunction,
 }
 
-/// The buffers of a base of bits that is being packed: its swizzled tiles and rows, the positions of
-/// rows before they were sorted, and the fewest set bits of a row of each tile.
+/// The buffers of a base of bits that is being packed: its swizzled tiles and rows, the positions
+/// of rows before they were sorted, and the fewest set bits of a row of each tile.
 pub(super) struct BitBase<'a> {
     pub(super) tiles: &'a Buffer,
     pub(super) rows: &'a Buffer,

@@ -229,7 +229,8 @@ impl NumberPacker {
         launch.arg(queries.thresholds.slice()).arg(lists.counts.slice());
         launch.arg(scratch.state.slice()).arg(&tiles).arg(&test);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);
-        // SAFETY: `FilterKernels::check` holds: an element per query in each, and a stored row in `tiles`.
+        // SAFETY: `FilterKernels::check` holds: an element per query in each, and a stored row in
+        // `tiles`.
         unsafe { launch.launch(grid) }.map_err(failed("set_thresholds")).map(drop)
     }
 }
