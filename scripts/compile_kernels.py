@@ -117,13 +117,15 @@ MODULES = {
         [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 32, 33]), ("F64", ["SQEUCLIDEAN", "COSINE"], [1, 32])],
         ["cluster_batched", "finish_batched"],
     ),
-    "kmeans_sm90.cu": (BY_WARPGROUPS, ["warpgroup_find", "warpgroup_candidates"]),
+    "kmeans_sm90_find.cu": (BY_WARPGROUPS, ["warpgroup_find"]),
+    "kmeans_sm90_candidates.cu": (BY_WARPGROUPS, ["warpgroup_candidates"]),
 }
 
 
 # Modules with instructions that one architecture alone has, and those that the first lacks.
 PRODUCTS = ["filter_sm90_narrow.cu", "filter_sm90_wide.cu", "filter_sm80.cu"]
-FOR_ONE = dict.fromkeys(["filter_sm90_narrow.cu", "filter_sm90_wide.cu", "kmeans_sm90.cu"], "sm_90")
+FOR_ONE = dict.fromkeys(
+    ["filter_sm90_narrow.cu", "filter_sm90_wide.cu", "kmeans_sm90_find.cu", "kmeans_sm90_candidates.cu"], "sm_90")
 LIKE_SM_80 = ["sm_86", "sm_89", "sm_100", "sm_120"]
 NOT_FOR_FIRST = ["filter.cu", "bit_filter.cu", "filter_sm80.cu"]
 
@@ -335,7 +337,8 @@ def main():
                 defines.append(f"-DWEIGHTED={dim % 2}")
                 defines.append(f"-DFILTERED={int(dim == 0 and arch != ARCHS[0] and metric != 'L1')}")
             if module == "hashing_rows.cu":
-                defines[-1:] = ["-DDIM=0", f"-DBATCH={dim}u"]
+                # Hyperplanes, whatever else, in batches of 12 and 20.
+                defines[-1:] = ["-DDIM=0", f"-DBATCH={dim}u", f"-DIS_SIGNS={dim // 4 % 2}u"]
             if module in PRODUCTS:
                 defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, element, dim)
             if module.startswith("kmeans"):

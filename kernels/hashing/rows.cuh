@@ -1,5 +1,5 @@
-// The LSH keys of rows of numbers, in batches of BATCH functions: one program for each size of a batch, since a
-// kernel for all takes longer to compile than all others of this family together.
+// The LSH keys of rows of numbers, in batches of BATCH functions, which are hyperplanes if IS_SIGNS: one program for
+// each, since a kernel for all takes longer to compile than all others of this family together.
 //
 // A hash value is a dot product in f64, summed in the order of the dimensions with fused multiply-adds. It is
 // first summed in f32 with an error bound; only if the bound admits two integers is the f64 sum computed. A
@@ -30,7 +30,7 @@ __device__ __noinline__ int exact_whole(const Functions& of, const Scalar* row, 
             if (begin + i < of.dim) sum = __fma_rn(x[i], other[i], sum);
         }
     }
-    if (of.kind == SIGNS) return sum >= 0.0;
+    if (IS_SIGNS) return sum >= 0.0;
     bool is_in_range = true;
     const int slot = slot_of(of, sum, offset, is_in_range);
     return is_in_range || of.is_clamped ? slot : NO_WHOLE;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void add_functions(
             unsure[r] |= 1u << i;
         }
     };
-    if (of.kind == SIGNS) {
+    if (IS_SIGNS) {
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
             if (first + i >= of.count) continue;

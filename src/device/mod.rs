@@ -24,6 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::index::lsh::Family;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
@@ -282,11 +283,11 @@ impl AnyDevice {
 
     /// Prepares the device for an LSH search: see [`HashingDevice::warm_hashing`].
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, hashes: bool) {
+    pub fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, family: Family) {
         match self {
             Self::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            Self::Cuda(device) => device.warm_hashing(metric, kind, dim, hashes),
+            Self::Cuda(device) => device.warm_hashing(metric, kind, dim, family),
         }
     }
 

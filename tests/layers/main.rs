@@ -242,8 +242,9 @@ fn no_file_needs_itself() {
 
 #[test]
 fn no_test_is_left_out() {
+    let has_internals = cfg!(feature = "internals");
     assert!(
-        cfg!(feature = "internals"),
+        has_internals,
         "without the feature \"internals\", tests/algorithms and tests/devices are not built: run \
          cargo test without -p, or with --features internals"
     );

@@ -16,9 +16,11 @@ use crate::metric::Metric;
 use crate::rows::Rows;
 
 use lsh::LshSearch;
+#[cfg(feature = "internals")]
+pub use lsh::{BuiltTable, BuiltTables};
 pub use lsh::{
-    BuiltTable, BuiltTables, LoadedTables, LshParams, MultiPassSearch, PartialTopK, Scoring,
-    StoredBase, StoredSearch, StoredTables, TablesBuilder, bucket_keys, open_stored,
+    LoadedTables, LshParams, MultiPassSearch, PartialTopK, Scoring, StoredBase, StoredSearch,
+    StoredTables, TablesBuilder, bucket_keys, open_stored,
 };
 pub use params::KnnParams;
 pub use row_filter::RowFilter;

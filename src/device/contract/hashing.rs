@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Distances;
 use crate::error::Result;
-use crate::index::lsh::{HashSignature, Hasher, TableFunctions};
+use crate::index::lsh::{Family, HashSignature, Hasher, TableFunctions};
 use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -21,9 +21,9 @@ pub trait HashingDevice {
     type HashTables;
 
     /// Compiles and loads the code of LSH searches for this element type and dimension, ahead of
-    /// its use; `hashes` says whether the device may hash rows as well. Errors are ignored here,
+    /// its use; rows are hashed by functions of `family`. Errors are ignored here,
     /// and occur again on use.
-    fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, hashes: bool);
+    fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, family: Family);
 
     /// Whether the device takes such searches in this base. Refused are searches of too few queries
     /// to be faster than the host, of too long lists or too large a base for the device's memory,

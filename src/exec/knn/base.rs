@@ -21,7 +21,6 @@ use crate::exec::read::batch_reader::ReadRows;
 use crate::exec::read::row_assembler::Retention;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
-use crate::index::lsh::Family;
 use crate::job::{Job, Phase, Reserved, Watch};
 use crate::matrix::ElementKind;
 use crate::rows::Rows;
@@ -66,8 +65,7 @@ impl KnnExecution {
                     if lsh.is_open() {
                         scope.spawn(|| device.warm_search(metric, &shape, queries));
                     }
-                    let hashes = lsh.family != Family::MinHash;
-                    device.warm_hashing(metric, shape.kind, shape.dim, hashes);
+                    device.warm_hashing(metric, shape.kind, shape.dim, lsh.family);
                 }),
             }
         }

@@ -24,7 +24,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use self::candidates::{CandidateGenerator, IndexedBase};
 use self::gpu::device_tables::DeviceTables;
 use self::gpu::table_residency::ResidentTables;
-pub use self::index_builder::{BuiltTable, BuiltTables, TablesBuilder};
+pub use self::index_builder::TablesBuilder;
+#[cfg(feature = "internals")]
+pub use self::index_builder::{BuiltTable, BuiltTables};
 pub use self::params::{LshParams, Scoring};
 pub use self::rerank::PartialTopK;
 use self::rerank::{DeviceBase, Reranker};

@@ -19,7 +19,7 @@ macro_rules! files {
 }
 
 /// Every file of kernels, by its name in `kernels/`.
-const FILES: [(&str, &str); 85] = files![
+const FILES: [(&str, &str); 86] = files![
     "bit_filter.cu",
     "common/arithmetic.cuh",
     "common/copy.cuh",
@@ -85,7 +85,8 @@ const FILES: [(&str, &str); 85] = files![
     "kmeans/tiles.cuh",
     "kmeans/wide.cuh",
     "kmeans_batched.cu",
-    "kmeans_sm90.cu",
+    "kmeans_sm90_candidates.cu",
+    "kmeans_sm90_find.cu",
     "kmeans_tiles.cu",
     "search.cu",
     "search/among.cuh",
@@ -193,7 +194,7 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
 mod tests {
     use super::*;
 
-    const MODULES: [&str; 19] = [
+    const MODULES: [&str; 20] = [
         "bit_filter.cu",
         "dbscan.cu",
         "dbscan_attach.cu",
@@ -207,7 +208,8 @@ mod tests {
         "hashing_rows.cu",
         "kmeans.cu",
         "kmeans_batched.cu",
-        "kmeans_sm90.cu",
+        "kmeans_sm90_candidates.cu",
+        "kmeans_sm90_find.cu",
         "kmeans_tiles.cu",
         "search.cu",
         "search_buckets.cu",

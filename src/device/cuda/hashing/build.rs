@@ -36,9 +36,9 @@ pub(in crate::device::cuda) fn can_hash(rows: &Rows, hasher: &Hasher) -> bool {
     is_family && rows.matrix().kind() != ElementKind::Sets
 }
 
-/// Loads the kernels that hash such rows.
-pub(in crate::device::cuda) fn warm(device: &CudaDevice, kind: ElementKind) {
-    let _ = HashingKernels::get(&device.gpu, kind);
+/// Loads the kernels that hash such rows by functions of this family.
+pub(in crate::device::cuda) fn warm(device: &CudaDevice, kind: ElementKind, family: Family) {
+    let _ = HashingKernels::get(&device.gpu, kind, family == Family::Hyperplane);
 }
 
 /// Row-major rows on a device, with their dimension and number.
@@ -70,7 +70,8 @@ impl HashedTables {
         job: &Job,
     ) -> Result<Option<Self>> {
         let stream = &device.gpu.compute;
-        let kernels = HashingKernels::get(&device.gpu, rows.kind)?;
+        let is_signs = hashes.signature.family == Family::Hyperplane;
+        let kernels = HashingKernels::get(&device.gpu, rows.kind, is_signs)?;
         let functions = send(device, rows.dim, hashes, job)?;
         let (count, all) = (rows.count, hashes.functions.len());
         let mut together = (ROWS_TOGETHER / count.max(1)).clamp(1, all);

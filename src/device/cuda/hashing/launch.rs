@@ -244,13 +244,14 @@ fn batch(count: usize) -> usize {
 
 impl HashingKernels {
     /// The kernels for rows of a kind, compiled and loaded by the first caller.
-    pub(super) fn get(gpu: &Gpu, kind: ElementKind) -> Result<Arc<Self>> {
-        static LOADED: LazyLock<Once<(usize, ElementKind), HashingKernels>> =
-            LazyLock::new(Once::default);
-        LOADED.get((gpu.ordinal, kind), || Self::load(gpu, kind))
+    /// `is_signs`: hyperplanes, not p-stable functions.
+    pub(super) fn get(gpu: &Gpu, kind: ElementKind, is_signs: bool) -> Result<Arc<Self>> {
+        type Name = (usize, ElementKind, bool);
+        static LOADED: LazyLock<Once<Name, HashingKernels>> = LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, kind, is_signs), || Self::load(gpu, kind, is_signs))
     }
 
-    fn load(gpu: &Gpu, kind: ElementKind) -> Result<Self> {
+    fn load(gpu: &Gpu, kind: ElementKind, is_signs: bool) -> Result<Self> {
         let (element, metric) = match kind {
             ElementKind::F32 => ("F32", "SQEUCLIDEAN"),
             ElementKind::F64 => ("F64", "SQEUCLIDEAN"),
@@ -261,7 +262,8 @@ impl HashingKernels {
             [format!("ELEMENT={element}"), format!("METRIC={metric}"), "DIM=0".to_string()];
         let batches = if kind == ElementKind::Bits { &[][..] } else { &BATCHES };
         let of_batch = |batch: &usize| {
-            let constants = [&CONSTANTS[..], &[("BATCH", *batch)]].concat();
+            let constants = [("BATCH", *batch), ("IS_SIGNS", usize::from(is_signs))];
+            let constants = [&CONSTANTS[..], &constants].concat();
             Program::new("hashing_rows.cu", &parameters, &constants)
         };
         let mut programs = vec![Program::new("hashing.cu", &parameters, &CONSTANTS)];

@@ -77,14 +77,15 @@ pub(super) struct WarpgroupKernels {
 }
 
 impl WarpgroupKernels {
-    fn of(swizzled: SwizzledTiles, module: &Arc<CudaModule>) -> Result<Self> {
-        let load = |name| -> Result<CudaFunction> {
+    fn of(swizzled: SwizzledTiles, modules: &[Arc<CudaModule>]) -> Result<Self> {
+        let load = |module, name| -> Result<CudaFunction> {
             let kernel = function(module, name)?;
             allow_shared(&kernel, swizzled.shared())?;
             Ok(kernel)
         };
-        let (find, candidates) = (load("warpgroup_find")?, load("warpgroup_candidates")?);
-        Ok(Self { swizzled, find, candidates })
+        let [find, candidates] = modules else { unreachable!("a module for each kernel") };
+        let find = load(find, "warpgroup_find")?;
+        Ok(Self { swizzled, find, candidates: load(candidates, "warpgroup_candidates")? })
     }
 }
 
@@ -146,9 +147,12 @@ impl RoundKernels {
             [&row_type.parameters()[..], &SwizzledTiles::parameters(swizzled)].concat();
         let program = |file| Program::new(file, &parameters, &CONSTANTS);
         let mut programs = vec![program("kmeans.cu"), program("kmeans_tiles.cu")];
-        programs.extend(swizzled.map(|_| program("kmeans_sm90.cu").for_one_architecture()));
+        if swizzled.is_some() {
+            let files = ["kmeans_sm90_find.cu", "kmeans_sm90_candidates.cu"];
+            programs.extend(files.map(|file| program(file).for_one_architecture()));
+        }
         let modules = gpu.load_all(&programs)?;
-        let by_warpgroups = swizzled.map(|swizzled| WarpgroupKernels::of(swizzled, &modules[2]));
+        let by_warpgroups = swizzled.map(|swizzled| WarpgroupKernels::of(swizzled, &modules[2..]));
         let (rounds, tiles) = (&modules[0], &modules[1]);
         let kernels = Self {
             row_type,

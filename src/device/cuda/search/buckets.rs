@@ -22,6 +22,7 @@ use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::hashing::{self, can_hash};
 use crate::error::{Error, Result};
+use crate::index::lsh::Family;
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real};
 use crate::memory::{Pages, room, taking};
@@ -54,13 +55,13 @@ impl HashingDevice for CudaDevice {
     type Rows = CudaRows;
     type HashTables = CudaTables;
 
-    fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, hashes: bool) {
+    fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, family: Family) {
         std::thread::scope(|scope| {
             let spec = SearchSpec::of_rows(kind, metric, dim);
             scope.spawn(move || BucketKernels::get(&self.gpu, spec));
             scope.spawn(move || SearchKernels::get(&self.gpu, spec));
-            if hashes {
-                hashing::warm(self, kind);
+            if family != Family::MinHash {
+                hashing::warm(self, kind, family);
             }
         });
     }

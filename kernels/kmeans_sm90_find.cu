@@ -1,4 +1,3 @@
 // Nearest centroids of k-means by warpgroup products (sm_90a).
 
-#include "kmeans/sm90_warpgroup_candidates.cuh"
 #include "kmeans/sm90_warpgroup_find.cuh"
