@@ -1,6 +1,6 @@
 //! Threads: the only place outside `device/cpu` that manages them.
 
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -19,6 +19,19 @@ pub(crate) fn in_parallel<I: Send, T: Send>(
 /// Locks a mutex, also after a panic of a thread that held it.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The value of a cell, made by the first caller. Callers at the same time may all make it: no lock is
+/// held meanwhile, since `make` may run tasks in parallel, and a thread that waits for these may
+/// begin another task that needs the same value.
+pub(crate) fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
+    match cell.get() {
+        Some(made) => made,
+        None => {
+            let made = make();
+            cell.get_or_init(|| made)
+        }
+    }
 }
 
 /// Busy threads per core up to which new work gets one thread per core.
@@ -208,6 +221,16 @@ mod tests {
 
     use super::*;
     use crate::random::Random;
+
+    #[test]
+    fn tasks_that_need_a_value_may_make_it_in_parallel() {
+        for _ in 0..200 {
+            let cell = OnceLock::new();
+            let make = || in_parallel((0..64).collect(), |i: u64| i).iter().sum::<u64>();
+            let found = in_parallel((0..64).collect(), |_: u64| *get_or_make(&cell, make));
+            assert_eq!(found, [2016; 64]);
+        }
+    }
 
     #[tokio::test]
     async fn work_at_the_same_time_has_threads_of_its_own() {

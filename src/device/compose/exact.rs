@@ -22,7 +22,7 @@ use crate::job::Job;
 use crate::matrix::{ElementKind, Elements, Matrix};
 use crate::memory::zeros;
 use crate::metric::Metric;
-use crate::parallel::{fill_on_threads, in_parallel};
+use crate::parallel::{fill_on_threads, get_or_make, in_parallel};
 use crate::rows::Rows;
 
 /// Queries per task that the host reranks.
@@ -188,7 +188,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
 
     fn stats(&self) -> &RowStats {
         let needs_lengths = self.error_bounds.needs_lengths();
-        self.stats.get_or_init(|| RowStats::of(self.base(), needs_lengths))
+        get_or_make(&self.stats, || RowStats::of(self.base(), needs_lengths))
     }
 
     /// Whether the device's sums are exact distances, so that no reranking is needed. Examines all

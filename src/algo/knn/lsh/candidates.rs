@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::index::lsh::{HashSignature, HomeBuckets, Near, Prober, SlotOutOfRange, Table, limit};
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::ElementKind;
-use crate::parallel::{in_parallel, lock, threads};
+use crate::parallel::{get_or_make, in_parallel, lock, threads};
 use crate::rows::Rows;
 
 /// Queries that are hashed together.
@@ -221,7 +221,8 @@ impl CandidateGenerator {
         if self.probes_home_buckets && self.home_buckets.get().is_none() {
             job.enter(Phase::Build);
             let of_table = |hash_table: &Arc<HashTable>| hash_table.table.home_buckets();
-            self.home_buckets.get_or_init(|| in_parallel(self.tables.iter().collect(), of_table));
+            let make = || in_parallel(self.tables.iter().collect(), of_table);
+            get_or_make(&self.home_buckets, make);
             job.enter(Phase::Find);
         }
         let tasks: Vec<_> = (0..queries.len()).step_by(together).collect();

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
-use crate::parallel::{in_parallel, threads};
+use crate::parallel::{get_or_make, in_parallel, threads};
 use crate::rows::Rows;
 
 /// Buckets, and candidates, in memory at a time.
@@ -59,7 +59,8 @@ impl<D: Device> DeviceBase<D> {
 
     /// Norms and ranges of the values of all rows.
     pub fn stats(&self) -> &RowStats {
-        self.stats.get_or_init(|| RowStats::of(&self.rows, self.metric == Metric::InnerProduct))
+        let needs_lengths = self.metric == Metric::InnerProduct;
+        get_or_make(&self.stats, || RowStats::of(&self.rows, needs_lengths))
     }
 
     /// Queries on the device.
