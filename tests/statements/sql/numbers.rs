@@ -51,8 +51,8 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/kmeans.md",
-        file: "src/device/cpu/kmeans/exhaustive.rs",
-        numbers: &[("rounds in more than {} dimensions", "const MOST_DIM: usize = ")],
+        file: "src/device/cpu/plan.rs",
+        numbers: &[("rounds in more than {} dimensions", "const EXHAUSTIVE_DIM: usize = ")],
     },
     Shared {
         page: "sql/kmeans.md",
