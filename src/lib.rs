@@ -127,7 +127,7 @@ pub mod plan {
     };
 }
 
-/// What the tests, benches and examples of this repository use besides. No stable interface: it may
+/// Items for the tests, benches and examples of this repository. No stable interface: it may
 /// change in any release.
 #[cfg(feature = "internals")]
 #[doc(hidden)]

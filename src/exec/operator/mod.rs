@@ -1,4 +1,4 @@
-//! What all operators share: their streams, the choice of a device, phases and output.
+//! Parts that all operators share: their streams, the choice of a device, phases and output.
 //!
 //! An operator that needs all rows [drains](drain) its input before it computes; the
 //! [device](device_selection) is chosen by the expected work. [Idle memory](evictable) is released
