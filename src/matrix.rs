@@ -221,7 +221,7 @@ pub struct Matrix {
 
 impl Matrix {
     /// Wraps elements, row by row. `dim` is the number of values, or bits, of a row; for sets it is
-    /// [`DIM_OF_SETS`](ElementKind::DIM_OF_SETS).
+    /// `DIM_OF_SETS`.
     ///
     /// # Panics
     /// If the elements do not fill `rows` rows.

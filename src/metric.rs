@@ -42,7 +42,7 @@ use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Real};
 use crate::sets::{exact_jaccard, jaccard};
 
-/// The distance between two rows. See the [module](self) for the exact arithmetic.
+/// The distance between two rows. See the module for the exact arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[non_exhaustive]
 pub enum Metric {
@@ -187,7 +187,7 @@ impl Metric {
     }
 
     /// The distance of two rows of real numbers: the definition, whose terms are in the
-    /// [module](self)'s table.
+    /// module's table.
     pub fn exact<T: Real>(self, x: Vector<'_, T>, y: Vector<'_, T>) -> f64 {
         let pairs = || x.coordinates().zip(y.coordinates());
         let sum = pairs().fold(0.0, |sum, (x, y)| self.add_exactly(sum, x, y));

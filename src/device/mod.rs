@@ -271,7 +271,7 @@ impl AnyDevice {
         self.run(Peak)
     }
 
-    /// Prepares the device for a search: see [`SearchDevice::warm_search`].
+    /// Prepares the device for a search: see `SearchDevice::warm_search`.
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_search(&self, metric: Metric, shape: &Shape, queries: usize) {
         match self {
@@ -281,7 +281,7 @@ impl AnyDevice {
         }
     }
 
-    /// Prepares the device for an LSH search: see [`HashingDevice::warm_hashing`].
+    /// Prepares the device for an LSH search: see `HashingDevice::warm_hashing`.
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_hashing(&self, metric: Metric, kind: ElementKind, dim: usize, family: Family) {
         match self {
@@ -291,7 +291,7 @@ impl AnyDevice {
         }
     }
 
-    /// Prepares the device for k-means: see [`KMeansDevice::warm_kmeans`].
+    /// Prepares the device for k-means: see `KMeansDevice::warm_kmeans`.
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_kmeans(&self, rows: KMeansKind, metric: Metric, k: usize, draws: bool) {
         match self {
@@ -301,7 +301,7 @@ impl AnyDevice {
         }
     }
 
-    /// Prepares the device for DBSCAN: see [`DbscanDevice::warm_dbscan`].
+    /// Prepares the device for DBSCAN: see `DbscanDevice::warm_dbscan`.
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn warm_dbscan(&self, metric: Metric, kind: ElementKind, dim: usize, has_weights: bool) {
         match self {

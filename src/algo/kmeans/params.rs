@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::metric::Metric;
 
-/// The parameters of [`kmeans`](super::kmeans).
+/// The parameters of `kmeans`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KMeansParams {
