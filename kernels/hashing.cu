@@ -1,4 +1,4 @@
-// The kernels that hash bit rows, and those that build and probe LSH tables.
+// The kernels for hashing bit rows, and for building and probing LSH tables.
 
 #include "hashing/bits.cuh"
 #include "hashing/tables.cuh"

@@ -21,8 +21,8 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The value of a cell, made by the first caller. Callers at the same time may all make it: no lock is
-/// held meanwhile, since `make` may run tasks in parallel, and a thread that waits for these may
+/// The value of a cell, made by the first caller. Callers at the same time may all make it: no lock
+/// is held meanwhile, since `make` may run tasks in parallel, and a thread waiting for these may
 /// begin another task that needs the same value.
 pub(crate) fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     match cell.get() {
@@ -52,8 +52,8 @@ static POOLS: LazyLock<Pools> = LazyLock::new(Pools::of_process);
 ///
 /// The first [`FULL`] pieces of work have a thread for each core. Further ones have a share of
 /// them, so that a short one need not wait for long ones; beyond [`MOST`] threads per core, work
-/// waits in the order of arrival. A future that is dropped while it waits is skipped; one that is
-/// not polled on its turn delays all later ones. Results do not depend on the number of threads.
+/// waits in the order of arrival. A future dropped while it waits is skipped; one that is not
+/// polled on its turn delays all later ones. Results do not depend on the number of threads.
 pub(crate) async fn own_threads() -> Lease<'static> {
     POOLS.in_turn().await
 }

@@ -1,4 +1,4 @@
-// Border rows: assigns rows that are not core to the first cluster that has a core row within eps.
+// Border rows: assigns each non-core row to the first cluster that has a core row within eps.
 
 #include "dbscan/union_find.cuh"
 

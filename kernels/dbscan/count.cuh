@@ -69,7 +69,7 @@ extern "C" __global__ __launch_bounds__(128) void count_others(const __grid_cons
     if (Warp::rank() == 0) all.offsets[tile] = __popcll(rows & ~all.core[tile]);
 }
 
-// Lists the rows that are not core, of those tiles that counted any.
+// Lists the non-core rows of the tiles that counted any.
 extern "C" __global__ __launch_bounds__(128) void list_others(const __grid_constant__ Dbscan all) {
     const u32 tile = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (tile >= all.tile_count) return;

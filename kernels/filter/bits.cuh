@@ -5,7 +5,7 @@
 //   Jaccard:  s (b(q) + b(x)) with s = (1 - d) / (2 - d)
 // bits. The filter replaces b(x) by the minimum m over the rows of a tile: a pair passes if it shares at least
 //   s b(q) - (d / 2 for Hamming) + s m
-// bits, s being 1/2 for Hamming. Rows are sorted by their set bits, so that m is near b(x): in windows that start with
+// bits, s being 1/2 for Hamming. Rows are sorted by their set bits, so m is near b(x): in windows that start with
 // FIRST_WINDOW panels and double up to WINDOW panels.
 
 #include "filter/swizzled_tile.cuh"

@@ -1,4 +1,4 @@
-// The least number of bits that a query shares with a row of a tile that passes. See filter/bits.cuh.
+// The least number of bits that a query shares with a passing row of a tile. See filter/bits.cuh.
 
 #include "common/arithmetic.cuh"
 

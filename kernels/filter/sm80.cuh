@@ -38,7 +38,7 @@ __device__ __forceinline__ void fetch(unsigned char* to, const unsigned char* fr
 struct Sums {
     Sum32 all[4][4][4];
 
-    // Starts sums so that those of pairs that pass are not negative.
+    // Starts sums so that passing pairs have sums >= 0.
     template <typename First> __device__ __forceinline__ void begin(First first) {
 #pragma unroll
         for (u32 i = 0; i < 64; ++i) all[i / 16][i / 4 % 4][i % 4] = first(i / 16 * 2 + i / 2 % 2);

@@ -227,7 +227,7 @@ extern "C" __global__ __launch_bounds__(128) void find_buckets(
             const u64 flipped = flips.next(probe);
             const u64 key = probe == 0 ? home : mix(unmix(home) ^ flipped);
             const uint2 section = begins.range(building, table, key);
-            // The first key of the section that is at least `key`, and the first that is greater.
+            // The section's first key >= `key`, and its first key > `key`.
             u32 bounds[2];
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {

@@ -1,8 +1,7 @@
-// Assignment of rows with many elements on tensor cores: by products of single warps here, or by warpgroups
-// in `sm90_warpgroup_find.cuh`. Rows and centroids are rounded to fp16; their products, summed in float32,
-// order a row's centroids up to a known error. If the best leads the second by more than that, the row's
-// cluster is certain; for the remaining rows every candidate, a centroid that may be the nearest, is compared
-// exactly.
+// Assignment of rows with many elements on tensor cores: by products of single warps here, or by warpgroups in
+// `sm90_warpgroup_find.cuh`. Rows and centroids are rounded to fp16; their products, summed in float32, order a
+// row's centroids up to a known error. If the best leads the second by more than this error, the row's cluster is
+// certain; for the remaining rows every candidate, a centroid that may be the nearest, is compared exactly.
 //
 // Let x and c be a row and a centroid relative to the origin, h(x) and h(c) their fp16 values, and e(x) = x - h(x) and
 // e(c) their errors. A product is BIAS + p, with

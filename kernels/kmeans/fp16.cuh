@@ -53,9 +53,8 @@ constexpr bool HAS_TILES = false;
 constexpr bool IS_WIDE = HAS_TILES && DIM > NARROW_DIM;
 constexpr u32 FP16_DIM = IS_WIDE ? (DIM + SLICE - 1) / SLICE * SLICE : (DIM + 15) / 16 * 16;
 
-// Warpgroups multiply swizzled tiles of rows and of centroids with SWIZZLED_STEPS times 16 fp16 numbers per
-// row: the elements, three numbers for the term that is added to a product, and three for that of the other
-// operand.
+// Warpgroups multiply swizzled tiles of rows and of centroids with SWIZZLED_STEPS times 16 fp16 numbers per row:
+// the elements, three numbers for the term added to a product, and three for that of the other operand.
 constexpr bool BY_WARPGROUPS = HAS_TILES && WARPGROUP_STEPS > 0;
 constexpr u32 SWIZZLED_STEPS = BY_WARPGROUPS ? WARPGROUP_STEPS : 1;
 constexpr u32 SWIZZLED_LOG = 1, SWIZZLED_ROWS = 128, SWIZZLED_CENTROIDS = 256;

@@ -16,9 +16,9 @@ __device__ __forceinline__ float drift_of(const Rounds& rounds, u32 cluster) {
 }
 
 // A lower bound on the gap, from an upper bound `own` on the distance of the row's centroid and a lower bound
-// `other` on that of every other centroid. `error` is the largest relative error of squares in exact sums,
-// which can exchange two distances that differ by up to `error` times their sum; four times that is
-// subtracted, as both may change by less than they differ.
+// `other` on that of every other centroid. `error` is the largest relative error of squares in exact sums. It can
+// exchange two distances whose difference is at most `error` times their sum; four times that is subtracted, as
+// both may change by less than they differ.
 __device__ __forceinline__ float gap_between(float own, float other, float error) {
     return __fmaf_rd(-4 * error, __fadd_ru(own, other), __fadd_rd(other, -own));
 }

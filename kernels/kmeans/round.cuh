@@ -65,8 +65,8 @@ extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Fp16
     raise(&rounds.status->largest_row, rounded.length);
 }
 
-// Estimates from a sample a norm that only few rows exceed, rows that are then compared with all centroids:
-// twice the norm at that quantile. One block.
+// Estimates from a sample a norm exceeded by only few rows: twice the norm at that quantile. Those rows are then
+// compared with all centroids. One block.
 extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, Fp16Buffers buffers) {
     // 16 adjacent bins span a factor of two.
     constexpr u32 SHIFT = 19, OWN = 4, LENGTHS = 1024 * OWN, SAMPLE = 65536;

@@ -1,4 +1,4 @@
-// Lloyd's rounds on rows that stay on the device: definitions that the kernels share.
+// Lloyd's rounds on device-resident rows: definitions that the kernels share.
 //
 // A round is a sequence of launches without synchronising with the host: assign (`sort_means.cuh`; or, for
 // the rows listed by `hamerly.cuh`, `assign_tiles.cuh`, which warpgroups do by `sm90_warpgroup_assign.cuh`),

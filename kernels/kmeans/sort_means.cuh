@@ -16,9 +16,9 @@ struct SortedCentroids {
     u32* sorted_counts;
 };
 
-// The triangle inequality holds for exact distances. Rounded ones have a relative error below (DIM + 4) 2^-24
-// plus an underflow error below 1e-20. Three times these bounds are allowed for, so that a centroid that is
-// not compared is also farther by the definition of a distance.
+// The triangle inequality holds for exact distances. Rounded ones have a relative error below (DIM + 4) 2^-24 plus
+// an underflow error below 1e-20. Three times these bounds are allowed for, so a centroid that is not compared is
+// also farther by the definition of a distance.
 constexpr float WIDER = 1.00001f, UNDERFLOW = 1e-18f;
 
 // A row, and its nearest centroid so far.

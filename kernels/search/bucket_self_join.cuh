@@ -93,8 +93,8 @@ extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
     if (is_there && lane == 0) compared[row] += count;
 }
 
-// Sums the rows that queries visit in their own buckets, and the pairs that are compared: all other rows of
-// these buckets, if `compared` is null. A thread per query.
+// Sums the rows that queries visit in their own buckets, and the pairs compared: all other rows of these buckets,
+// if `compared` is null. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void add_visits(
     const uint2* __restrict__ ranges, const u64* __restrict__ compared, u64* __restrict__ work,
     OwnRows own, u32 queries, u32 table_rows, u32 tables) {

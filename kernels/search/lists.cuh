@@ -91,7 +91,7 @@ __device__ __forceinline__ bool is_limited(const Pass& pass) {
     return sizeof(Real) == 4 && 0 < pass.wanted && pass.wanted < pass.k;
 }
 
-// The last entry that matters, given the last entry of a list and the last that is wanted at any distance:
+// The last entry that matters, given the last entry of a list and the last one wanted at any distance:
 // `EnoughLimits` in src/device/cpu/search/sink.rs, rounded up.
 __device__ __forceinline__ Entry last_that_matters(const Pass& pass, Entry last, Entry wanted) {
     if constexpr (sizeof(Real) == 4) {

@@ -3,8 +3,8 @@
 
 #include "search/lists.cuh"
 
-// Lowers the threshold of a list that has all it needs: the next pass only offers pairs before the list's
-// last entry that matters.
+// Lowers the threshold of a list once it has all it needs: the next pass only offers pairs before the list's last
+// entry that matters.
 __device__ __forceinline__ void tighten(const Entry* list, const Pass& pass, Entry* worst, Reach* reach) {
     const Entry last = last_that_matters(pass, list);
     if (last.is_none() || !(last < *worst)) return;
@@ -178,7 +178,7 @@ extern "C" __global__ __launch_bounds__(128) void lengthen_lists(Entry* entries,
     for (u32 i = have; i < want; ++i) entries[(u64)query * slots + i] = Entry::none();
 }
 
-// Finds the lists whose threshold was too low: those that are not full and may lack a row that matters. They
+// Finds the lists whose threshold was too low: those with free entries, if they may lack a row that matters. They
 // are emptied and recorded in `overflowed`. A thread per query.
 extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Entry* worst,
                                                              Reach* reach, u32* overflowed,

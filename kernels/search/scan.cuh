@@ -163,8 +163,8 @@ struct TopK {
     }
 };
 
-// Offers one query's pairs. A loop that rotates the totals: unrolled, it would be 64 copies of a path that is
-// rarely taken.
+// Offers one query's pairs. A loop that rotates the totals: unrolled, it would be 64 copies of a rarely taken
+// path.
 template <typename Sink>
 __device__ __forceinline__ void offer(Tile& tile, u32 q, Reach reach, u32 query, u32 panel,
                                       u32 slot, Place place, const Pass& pass, const Sink& sink) {

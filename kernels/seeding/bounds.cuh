@@ -73,8 +73,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void round_to_words(Seedin
     atomicMax(&seeding.state->longest, __float_as_uint(norm));
 }
 
-// The factors that turn a cost into an upper bound, in steps, on the distances of all rows at most that far
-// away.
+// The factors turning a cost into an upper bound, in steps, on the distances of all rows at most that far away.
 struct Slack {
     float factor, absolute, squares, inverse;
 };

@@ -68,7 +68,7 @@ impl KnnExact {
 /// (Int64, from 1) and `distance` (Float64), ordered by query and rank.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for arrays that hold no vectors or a metric that does not fit them,
+/// [`Error::InvalidArgument`] for arrays without vectors or a metric that does not fit them,
 /// [`Error::BadRow`] for a vector without distance, [`Error::DimMismatch`], and the errors of the
 /// device.
 ///
@@ -290,9 +290,9 @@ impl KMeans {
 /// at `positions` of the array. `weights`, if given, has one value for each of these rows.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for arrays that hold no numbers and parameters that could not be
-/// valid for any data, [`Error::Unsatisfiable`] for parameters that these data cannot meet,
-/// [`Error::BadRow`] for a vector without distance, and the errors of the device.
+/// [`Error::InvalidArgument`] for arrays without numbers and for parameters invalid whatever the
+/// data, [`Error::Unsatisfiable`] for parameters that these data cannot meet, [`Error::BadRow`] for
+/// a vector without distance, and the errors of the device.
 ///
 /// # Example
 /// ```
@@ -388,8 +388,8 @@ impl Dbscan {
 /// are at `positions` of the array. `weights`, if given, has one value for each of these rows.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for arrays that hold no vectors, a metric that does not fit them, and
-/// parameters and weights that could not be valid for any data; [`Error::BadRow`] for a vector without
+/// [`Error::InvalidArgument`] for arrays without vectors, a metric that does not fit them, and
+/// parameters and weights invalid whatever the data; [`Error::BadRow`] for a vector without
 /// distance; and the errors of the device.
 ///
 /// # Example

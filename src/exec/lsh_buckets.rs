@@ -30,7 +30,7 @@ pub fn bucket_field() -> FieldRef {
 /// The bucket of every row in each hash table, as lists of `table` and `bucket`.
 ///
 /// # Errors
-/// Rows that the metric cannot compare, or of different lengths; parameters that these rows cannot
+/// Rows of different lengths or not comparable by the metric; parameters that these rows cannot
 /// meet.
 pub fn row_buckets(
     columns: &[ArrayRef],

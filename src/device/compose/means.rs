@@ -87,8 +87,8 @@ impl<T: Real> Means<'_, T> {
         Ok(self.centroids(means, singles, before))
     }
 
-    /// The same for clusters that may be empty. An empty cluster takes the row that is farthest
-    /// from its own centroid (ties go to the earlier row) out of that row's cluster.
+    /// The same for clusters that may be empty. An empty cluster takes the row farthest from its
+    /// own centroid (ties go to the earlier row) out of that row's cluster.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).

@@ -124,8 +124,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         self.search_held(queries, None, query_rows, near, job)
     }
 
-    /// The same for `k` neighbours, independently of the `k` that the base was opened for; `enough`
-    /// limits the part of each list that matters.
+    /// The same for `k` neighbours, whatever `k` the base was opened for; `enough` limits the part
+    /// of each list that matters.
     ///
     /// # Errors
     /// Those of [`search`](Self::search).

@@ -175,9 +175,9 @@ impl Within {
     }
 
     /// Thresholds `(beyond, inside)` for exact bounds on a pair's sum over `coordinates`
-    /// coordinates: a lower bound > `beyond` proves that the pair is not within eps; an upper bound
-    /// ≤ `inside` proves that it is. The coordinates of a direction are those of the unit vector,
-    /// rounded to f64; the sum is the squared distance.
+    /// coordinates: a pair with a lower bound > `beyond` is not within eps; a pair with an upper
+    /// bound ≤ `inside` is. The coordinates of a direction are those of the unit vector, rounded to
+    /// f64; the sum is the squared distance.
     pub fn bounds_of_boxes(&self, coordinates: usize) -> (f64, f64) {
         let few = coordinates as f64 + 16.0;
         let (limit, relative, absolute) = match self.metric.sum() {

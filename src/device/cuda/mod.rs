@@ -11,7 +11,7 @@
 //! | `dbscan` | tiles under a tree of bounding boxes, stages of launches of bounded time |
 //! | `driver` | per-GPU state of a process: memory budget, uploads beside kernels, compiled and cached kernels |
 //!
-//! Unsafe code is in the modules that launch kernels, in those of the structs that kernels read
+//! Unsafe code is in the modules that launch kernels, in those of the structs read by kernels
 //! (`kernel_struct!`), and in `driver`.
 
 /// Lets kernels read a C struct of numbers, given with its size and the offsets of all its fields.

@@ -250,8 +250,8 @@ fn width(of: &DataType) -> usize {
     }
 }
 
-/// A rule that leaves the plan as it is and sets the depth of inputs, so that EXPLAIN indents their
-/// plans.
+/// A rule that leaves the plan as it is and sets the depth of inputs, by which EXPLAIN indents
+/// their plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShowInputs;
 

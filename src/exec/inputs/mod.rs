@@ -12,7 +12,7 @@
 //!   limit counts;
 //! - [`Finish`](optimizer_rules::Finish) re-cuts batches below every operator that is not
 //!   row-local, makes sorts stable, reads files concurrently by consecutive ranges, and replaces
-//!   operators that gather partitions in order of arrival.
+//!   operators gathering partitions in order of arrival.
 //!
 //! The result is an [`InputExec`], a leaf, which outer rules leave as it is.
 

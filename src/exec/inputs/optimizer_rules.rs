@@ -76,8 +76,8 @@ fn takes_first_rows(plan: &Arc<dyn ExecutionPlan>) -> bool {
     is_cut || plan.downcast_ref::<SortExec>().is_some_and(|sort| sort.fetch().is_some())
 }
 
-/// A join that builds on its right side and streams its left side, so that the output has the order
-/// of the left side. DataFusion plans joins the other way round, and then swaps some by statistics.
+/// A join that builds on its right side and streams its left side, to give the output the order of
+/// the left side. DataFusion plans joins the other way round, and then swaps some by statistics.
 fn streaming_left(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     use JoinType::{Full, Inner, Left, LeftAnti, LeftMark, LeftSemi};
     let by_left =

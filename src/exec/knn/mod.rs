@@ -176,7 +176,7 @@ impl KnnExec {
     /// The same search with hyperplanes trained on these rows.
     ///
     /// # Errors
-    /// An input that lacks a column of the spec, or that the spec does not have.
+    /// An input that lacks a column of the spec, or is itself not in the spec.
     pub fn with_training(self, training: Option<Arc<dyn ExecutionPlan>>) -> Result<Self> {
         let training = match (training, &self.spec.training_vector) {
             (Some(plan), Some(vector)) => {

@@ -316,8 +316,8 @@ mod tests {
         rows.map(|row| format!("number {row}")).collect()
     }
 
-    /// A value that several pieces share is numbered once; values of rows that are not selected are
-    /// not numbered.
+    /// A value that several pieces share is numbered once; values of unselected rows are not
+    /// numbered.
     #[test]
     fn values_in_use_are_numbered_once() {
         for values in [DataType::Utf8, DataType::Utf8View, DataType::Binary] {

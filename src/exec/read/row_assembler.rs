@@ -162,7 +162,7 @@ impl RowAssembler {
         before.is_some_and(|before| before.iter().all(|part| part.has_ended))
     }
 
-    /// Starts the partition that follows one that has ended.
+    /// Starts the partition after one that has ended.
     fn open_next(&mut self, partition: usize) {
         for i in partition..self.parts.len() {
             let (part, end) = (&self.parts[i], self.parts[i].run.end());

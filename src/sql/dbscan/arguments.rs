@@ -13,7 +13,7 @@ use crate::sql::clustering::{ArgumentSlot, ClusterArguments};
 pub(super) const NAME: &str = "dbscan";
 
 /// The arguments of [`DbscanNode`](crate::plan::DbscanNode) that may be parameters: literals, or
-/// parameters that are not bound yet.
+/// parameters not bound yet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DbscanArguments {
     /// The radius of the neighbourhood of a row.

@@ -76,7 +76,7 @@ impl DbscanNode {
     /// column of numbers; `groups` has the columns of PARTITION BY for [`DbscanOutput::Window`].
     ///
     /// # Errors
-    /// Columns that are missing or of a wrong type; literals that are invalid.
+    /// Columns that are missing or of a wrong type; invalid literals.
     pub fn try_new(
         output: DbscanOutput,
         input: (VectorColumn, LogicalPlan),

@@ -11,7 +11,7 @@ use crate::sql::call::{metric, not_negative, positive, whole};
 use crate::sql::clustering::{ArgumentSlot, ClusterArguments};
 
 /// The arguments of [`KMeansNode`](crate::plan::KMeansNode) that may be parameters: literals, or
-/// parameters that are not bound yet.
+/// parameters not bound yet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KMeansArguments {
     /// The number of clusters.

@@ -112,7 +112,7 @@ impl KMeansNode {
     /// BY for [`KMeansOutput::Window`].
     ///
     /// # Errors
-    /// Columns that are missing or of a wrong type; literals that are invalid.
+    /// Columns that are missing or of a wrong type; invalid literals.
     pub fn try_new(
         output: KMeansOutput,
         input: (VectorColumn, LogicalPlan),

@@ -45,7 +45,7 @@ impl KnnNode {
     /// `base` among the other rows. Each input comes with its vector columns.
     ///
     /// # Errors
-    /// Columns that are missing or hold no vectors; literals that are invalid.
+    /// Columns that are missing or hold no vectors; invalid literals.
     pub fn try_new(
         queries: Option<(VectorColumn, LogicalPlan)>,
         base: (VectorColumn, LogicalPlan),
@@ -67,7 +67,7 @@ impl KnnNode {
     /// The same join with hyperplanes trained on these rows.
     ///
     /// # Errors
-    /// Columns that are missing or hold no vectors; literals that are invalid.
+    /// Columns that are missing or hold no vectors; invalid literals.
     pub fn with_training(self, training: (VectorColumn, LogicalPlan)) -> Result<Self> {
         let Self { queries, base, k, metric, lsh, .. } = self;
         Self::new(KnnInputs { queries, base, training: Some(training) }, k, metric, lsh)
@@ -76,7 +76,7 @@ impl KnnNode {
     /// An exact or LSH join; hyperplanes are trained on the third input, if there is one.
     ///
     /// # Errors
-    /// Columns that are missing or hold no vectors; literals that are invalid.
+    /// Columns that are missing or hold no vectors; invalid literals.
     pub(super) fn new(
         inputs: KnnInputs,
         k: Expr,

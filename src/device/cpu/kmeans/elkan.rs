@@ -5,8 +5,8 @@
 //! by how far centroids move. Centroids that may be nearer than the row's own are compared with the row by quantised
 //! codes; if several may be the nearest, the sums of the definition decide.
 //!
-//! Lower bounds are 16-bit integers, in steps of the rows' quantisation. Each is stored as the bound plus the
-//! centroid's total movement at that time, so that only bounds that change are written.
+//! Lower bounds are 16-bit integers, in steps of the rows' quantisation. Each is stored as the
+//! bound plus the centroid's total movement at that time, so only changed bounds are written.
 //!
 //! Labels and distances are those of the definition: bounds only decide which pairs are computed.
 
@@ -250,8 +250,8 @@ impl<T: SimdReal> Elkan<T> {
         }
     }
 
-    /// Pairs uncertain rows, whose own centroids have been compared, with the centroids that may be nearer; returns
-    /// the number of rows that have such a centroid.
+    /// Pairs uncertain rows, already compared with their own centroids, with the centroids that may
+    /// be nearer; returns the number of rows with such a centroid.
     fn find_near(
         &self,
         centroids: &QuantizedCentroids<'_, T, RowCodes>,

@@ -301,8 +301,8 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         drawn.unwrap_or_else(|| self.shares.draw_any(bits))
     }
 
-    /// Position of the drawn row that lowers the sum of all shares most, the first in case of a tie; and the pairs
-    /// that were kept of each block.
+    /// Position of the drawn row that lowers the sum of all shares most, the first in case of a
+    /// tie; and the pairs kept of each block.
     fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<BlockHits>)> {
         let filter = match &self.search {
             CandidateSearch::ByBounds(filter) => filter,

@@ -351,8 +351,8 @@ fn round_some<T: Real, const COUNT: usize>(
     }
 }
 
-/// The centre of rows of integers that fit into a width, so that their codes are exact: pixels, counts, SIFT
-/// descriptors, rows that were quantised before. `None` for other rows.
+/// The centre that gives exact codes to rows of integers fitting into a width: pixels, counts, SIFT
+/// descriptors, rows quantised before. `None` for other rows.
 fn integral_centre<T: Real>(
     values: &[T],
     is_part: bool,

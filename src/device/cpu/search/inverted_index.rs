@@ -1,10 +1,10 @@
 //! The nearest sets of integers, by an inverted index from tokens to rows.
 //!
-//! A query reads the posting lists of its tokens, from the rarest token to the most frequent, and counts the tokens
-//! that each row has in common with it. With `r` of `m` tokens left, a row without a count has at most `r` tokens in
-//! common, and its distance is at least `(m − r) / m`. Once that lower bound exceeds an upper bound on the k-th
-//! nearest distance, such rows are pruned, and only the counted rows that may still be among the k nearest are
-//! compared.
+//! A query reads the posting lists of its tokens, from the rarest token to the most frequent, and
+//! counts the tokens that each row has in common with it. With `r` of `m` tokens left, a row
+//! without a count has at most `r` tokens in common, and its distance is at least `(m − r) / m`.
+//! Once this lower bound exceeds an upper bound on the k-th nearest distance, such rows are pruned,
+//! and only the counted rows that may still be among the k nearest are compared.
 
 use rayon::current_num_threads;
 use rayon::prelude::*;

@@ -34,7 +34,7 @@ pub(in crate::device::cpu) struct TileQueries<'a> {
     pub least: [i32; QUERIES],
 }
 
-/// The instructions that form the products: a proof that this processor has them.
+/// The instructions forming the products: a proof that this processor has them.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::device::cpu) struct TileDot(DotKernel);
 

@@ -119,8 +119,8 @@ impl DbscanWorkspace {
     /// Launches a stage until it has no items left. `more` are the kernel's arguments after the rows.
     ///
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` and two u32, or `Dbscan` alone
-    /// where there are no `more`.
+    /// The requirements of [`launch`](Self::launch), for a kernel that takes `Dbscan` and two u32,
+    /// or `Dbscan` alone where there are no `more`.
     unsafe fn stage(&mut self, staged: &Staged, more: Option<(u32, u32)>, job: &Job) -> Result<()> {
         let clear = || failed("cuMemsetD8Async");
         self.stream.memset_zeros(self.cursors.slice_mut()).map_err(clear())?;

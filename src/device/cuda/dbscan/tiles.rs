@@ -23,8 +23,8 @@ pub(super) fn first_tiles(ends: &[usize]) -> Vec<u32> {
 }
 
 /// The number of parts into which the work of joining `tiles` tiles with all later ones is cut. A
-/// few tiles are cut so that every warp has items; in many dimensions, tiles are also cut so that
-/// one part of them stays in the cache.
+/// few tiles are cut to give every warp items; in many dimensions, tiles are also cut so that one
+/// part of them stays in the cache.
 pub(super) fn parts(kernels: &DbscanKernels, tiles: usize) -> usize {
     let blocks = kernels.link_tiles.blocks;
     if kernels.spec.is_unrolled() {

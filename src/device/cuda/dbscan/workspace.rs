@@ -244,7 +244,8 @@ impl DbscanWorkspace {
     /// Launches a kernel with one warp per node of a level.
     ///
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` and the level.
+    /// The requirements of [`launch`](Self::launch), for a kernel that takes `Dbscan` and the
+    /// level.
     pub(super) unsafe fn run_level(
         &self,
         function: &CudaFunction,
@@ -263,7 +264,8 @@ impl DbscanWorkspace {
     /// A grid of one thread per row.
     ///
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` and the number of rows.
+    /// The requirements of [`launch`](Self::launch), for a kernel that takes `Dbscan` and the
+    /// number of rows.
     pub(super) unsafe fn run_rows(
         &self,
         function: &CudaFunction,
@@ -279,7 +281,7 @@ impl DbscanWorkspace {
     }
 
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes `Dbscan` alone.
+    /// The requirements of [`launch`](Self::launch), for a kernel that takes `Dbscan` alone.
     pub(super) unsafe fn run(
         &self,
         function: &CudaFunction,
@@ -298,8 +300,8 @@ impl DbscanWorkspace {
     ///
     /// # Safety
     /// - `function` is one of this workspace's kernels, and declares the parameters that `add`
-    ///   gives it, in this order and of these types; the grid has the blocks and threads that it
-    ///   asks for at its head.
+    ///   gives it, in this order and of these types; the grid has the blocks and threads asked for
+    ///   at the kernel's head.
     /// - Addresses beside those in [`DbscanOnDevice`] are of memory in the sizes that the kernel
     ///   touches, different ones for what it writes. It stays allocated until the kernel has run,
     ///   or is freed in the order of this stream, and nothing but this stream uses it until then.

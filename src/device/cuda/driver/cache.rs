@@ -154,7 +154,7 @@ mod own {
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
     }
 
-    /// Makes a folder that only its owner can access, as is every folder above that does not exist yet.
+    /// Makes a folder accessible to its owner alone, and likewise every missing folder above it.
     pub(super) fn make_private_folder(dir: &Path) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let folder = fs::metadata(dir)?;

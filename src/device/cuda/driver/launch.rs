@@ -72,7 +72,7 @@ pub(in crate::device::cuda) struct Rate {
     first: f64,
 }
 
-/// The factor by which a rate rises, up to its initial value, after work that took less time than
+/// The factor by which a rate rises, up to its initial value, after work took less time than
 /// expected and may have been skipped in part; and the least share of the expected time that counts
 /// as done.
 const RISE: f64 = 1.05;

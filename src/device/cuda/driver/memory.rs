@@ -112,7 +112,7 @@ impl Drop for Buffer {
 }
 
 impl Memory {
-    /// A budget of `limit` bytes or, if that is 0, of everything that other handles leave.
+    /// A budget of `limit` bytes, or of everything that other handles leave if `limit` is 0.
     /// `compute` is the stream on which buffers are last used.
     pub(in crate::device::cuda) fn new(
         device: String,

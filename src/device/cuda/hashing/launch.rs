@@ -408,8 +408,7 @@ impl HashingKernels {
         launch.arg(placed.slice()).arg(&begins).arg(&to);
         launch.arg(large.slice()).arg(large_count.slice()).arg(&building);
         // SAFETY: `sort_sections` has listed `large_count` large sections in `large`, each once, so
-        // that blocks sort ranges that do not overlap; places and tables are those of
-        // `sort_sections`.
+        // blocks sort disjoint ranges; places and tables are those of `sort_sections`.
         unsafe { launch.launch(blocks) }.map_err(failed("sort_large_sections")).map(drop)
     }
 
@@ -443,8 +442,8 @@ impl HashingKernels {
         Ok(())
     }
 
-    /// Finds buckets per query and table: that of its key, and those of keys that differ in one or
-    /// two bits.
+    /// Finds buckets per query and table: the bucket of its key, and those of keys that differ in
+    /// one or two bits.
     pub(super) fn find(
         &self,
         stream: &Arc<CudaStream>,

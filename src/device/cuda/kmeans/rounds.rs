@@ -67,9 +67,9 @@ impl KMeansWorkspace {
                     let (first, all) = ((blocks.start * rows) as u32, config(blocks.len(), 256, 0));
                     // SAFETY: all take (Rounds, SortedCentroids, u32 first, u32 is_last), 256
                     // threads a block, for rows from `first` on. `assign_first` writes the labels
-                    // of all rows, and reads none; `assign_sort_means` and `assign_last` read them
-                    // after that, and the lists that `sort_centroids` has just written, and write
-                    // labels and `moved`.
+                    // of all rows, and reads none; `assign_sort_means` and `assign_last` then read
+                    // them and the lists just written by `sort_centroids`, and write labels and
+                    // `moved`.
                     unsafe {
                         kernel.launch(function, name, all, |launch, kernel| {
                             launch
@@ -172,8 +172,9 @@ impl KMeansWorkspace {
     /// Launches a kernel for all swizzled tiles of rows, some at a time.
     ///
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes `Rounds`, `Fp16Buffers`, the first
-    /// swizzled tile of rows, the one after the last, and whether it is the last round.
+    /// The requirements of [`launch`](Self::launch), for a kernel that takes `Rounds`,
+    /// `Fp16Buffers`, the first swizzled tile of rows, the one after the last, and whether it is
+    /// the last round.
     unsafe fn for_swizzled_tiles(
         &mut self,
         function: &CudaFunction,

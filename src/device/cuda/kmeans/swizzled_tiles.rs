@@ -17,7 +17,7 @@ const STAGE: usize = 2 * STEP * SWIZZLED_CENTROIDS;
 /// mbarriers.
 const SHARED: usize = 226 << 10;
 
-/// The fewest stages that keep the warpgroups busy, and the most that help.
+/// The fewest stages needed to keep the warpgroups busy, and the most that help.
 const LEAST_STAGES: usize = 4;
 const MOST_STAGES: usize = 9;
 

@@ -187,8 +187,8 @@ impl KMeansWorkspace {
         Ok(workspace)
     }
 
-    /// Rounds all rows to fp16, at a scale that suits most of them: an outlier may be so large that
-    /// all other rows underflow.
+    /// Rounds all rows to fp16, at a scale that suits most of them: an outlier may be large enough
+    /// to make all other rows underflow.
     fn round_rows(&mut self) -> Result<()> {
         let at_first = self.fp16;
         for _ in 1..MOST_SCALES {
@@ -330,7 +330,7 @@ impl KMeansWorkspace {
     /// # Safety
     /// - `function` is one of this workspace's kernels, for its [`AssignStrategy`], and declares
     ///   the parameters that `add` gives it, in this order and of these types; the grid has the
-    ///   blocks, threads and shared memory that it asks for at its head.
+    ///   blocks, threads and shared memory asked for at the kernel's head.
     /// - Addresses beside those in the structs are of memory in the sizes that the kernel touches, different ones
     ///   for what it writes. It stays allocated until the kernel has run, or is freed in the order of this stream,
     ///   and nothing but this stream uses it until then.
@@ -354,7 +354,7 @@ impl KMeansWorkspace {
     }
 
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`] and
+    /// The requirements of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`] and
     /// [`SumsOnDevice`].
     pub(super) unsafe fn launch_sums(
         &self,
@@ -371,7 +371,7 @@ impl KMeansWorkspace {
     }
 
     /// # Safety
-    /// That of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`],
+    /// The requirements of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`],
     /// [`Fp16Buffers`] and whether it is the last.
     pub(super) unsafe fn launch_fp16(
         &self,

@@ -25,7 +25,7 @@ const COMPARE: usize = 8;
 /// The rate of a single lane, as a share of the device's.
 const OF_A_LANE: f64 = 1.0 / 65_536.0;
 
-/// The join that is kept, and the rows that it leaves out.
+/// The join that is kept, and the rows left out of it.
 #[derive(Default)]
 pub(super) struct KeptSelfJoin(Mutex<Option<KeptLists>>);
 
@@ -64,8 +64,7 @@ impl KeptSelfJoin {
         (1..=MOST_NEIGHBORS).contains(&k) && (is_there || queries.saturating_mul(ALL_FOR) >= rows)
     }
 
-    /// The lists of the base rows that are the queries; joins all rows, unless that was done
-    /// before.
+    /// The lists of the base rows used as queries; joins all rows, unless that was done before.
     pub(super) fn lists(
         &self,
         device: &CudaDevice,

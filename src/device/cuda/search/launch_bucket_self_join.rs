@@ -112,7 +112,7 @@ impl BucketKernels {
             .map(drop)
     }
 
-    /// Copies the lists of the base rows that are the queries, and sums the rows that these have
+    /// Copies the lists of the base rows used as queries, and sums the rows that these have
     /// visited.
     pub(super) fn take_lists(
         &self,

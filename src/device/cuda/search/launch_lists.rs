@@ -1,5 +1,5 @@
 //! The launches that merge base rows into the top-k lists of queries: initial thresholds, scans,
-//! merges, and the repair of lists that are short or whose candidates overflow.
+//! merges, and the repair of short lists and of lists whose candidates overflow.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -87,8 +87,8 @@ impl SearchKernels {
         unsafe { launch.launch(grid) }.map_err(failed("clear_lists")).map(drop)
     }
 
-    /// The number of parts into which the panels that bound lists are cut, so that all
-    /// multiprocessors are busy.
+    /// The number of parts into which the panels that bound lists are cut, to keep all
+    /// multiprocessors busy.
     pub(super) fn bounding_splits(&self, lists: &ListBuffers, visits: usize) -> usize {
         (2 * self.multiprocessors).div_ceil(lists.queries.div_ceil(PANEL)).clamp(1, visits)
     }
@@ -250,8 +250,8 @@ impl SearchKernels {
             .map(drop)
     }
 
-    /// Empties the lists that are not full and may lack a row that matters, and records their
-    /// queries as overflowed.
+    /// Empties every list with free entries if it may lack a row that matters, and records its
+    /// query as overflowed.
     pub(super) fn find_short(
         &self,
         stream: &Arc<CudaStream>,

@@ -117,10 +117,9 @@ pub(super) struct Tiles {
 
 /// The passes of one call.
 ///
-/// With a filter, lists that are empty before start with few entries: the expected number of
-/// entries that the rows seen share with the final list, and a margin. A row beyond them is
-/// unlikely to be among the k nearest. If one is, the list is not full at the end, and is made
-/// again.
+/// With a filter, previously empty lists start with few entries: the expected number of entries
+/// that the rows seen share with the final list, and a margin. A row beyond them is unlikely to be
+/// among the k nearest. If one is, the list is not full at the end, and is made again.
 #[derive(Debug)]
 pub(super) struct SearchPasses {
     panels: usize,

@@ -274,8 +274,8 @@ pub(super) fn wait_for(gpu: &Gpu, ready: &CudaEvent) -> Result<()> {
     gpu.compute.wait(ready).map_err(failed("cuStreamWaitEvent"))
 }
 
-/// Cuts rows into pieces of at most `room` elements that are contiguous: whole rows, or parts of one
-/// row that alone is too long. Yields (first row, rows, first element, elements per row).
+/// Cuts rows into contiguous pieces of at most `room` elements: whole rows, or parts of one row
+/// that alone is too long. Yields (first row, rows, first element, elements per row).
 fn pieces(
     rows: usize,
     dim: usize,

@@ -19,8 +19,8 @@ pub(in crate::algo::knn::lsh) struct DeviceTables<D: Device> {
     tables: D::HashTables,
     /// Number of tables.
     count: usize,
-    /// Number of buckets that a query probes in each table; `None` if queries are rows of the base
-    /// that probe their home buckets.
+    /// Number of buckets probed per query and table; `None` if queries are rows of the base that
+    /// probe their home buckets.
     probes: Option<usize>,
 }
 

@@ -16,7 +16,7 @@ const STEP_BYTES: usize = 192 << 10;
 /// square.
 const LEFT_OPEN: f64 = 0.01;
 
-/// Buffers that a thread reuses, with the candidates of the rows that were scanned last.
+/// Buffers that a thread reuses, with the candidates of the rows scanned last.
 #[derive(Default)]
 pub(super) struct CandidateScan {
     words: Vec<i32>,

@@ -146,7 +146,7 @@ impl Prefilter {
         level.panel_dot_threshold_prefetching(next, width, swept, packed, least, found);
     }
 
-    /// Prefetches the 16-bit rows of the pairs that passed, so that their reads from memory overlap.
+    /// Prefetches the 16-bit rows of the pairs that passed, to overlap their reads from memory.
     pub fn prefetch_passed(&self, panels: Range<usize>, found: &PassedPairs) {
         let lines = self.lines_of(panels);
         for row in found.iter().map(|pair| pair.row as usize) {

@@ -406,9 +406,9 @@ impl<'r> SeedingWorkspace<'r> {
 
     /// The largest weight times cost, after the best candidate of the last step was taken.
     pub(super) fn largest(&self) -> Result<f64> {
-        // SAFETY: both take (Seeding), blocks of `SEED_THREADS` and any number of them, for `count` rows: the first
-        // lowers costs by the distances from the candidate that was chosen last, and the second reads them after
-        // that, and writes the state.
+        // SAFETY: both take (Seeding), blocks of `SEED_THREADS` and any number of them, for `count`
+        // rows: the first lowers costs by the distances from the candidate chosen last; the second
+        // then reads the costs, and writes the state.
         unsafe {
             self.launch(&self.kernels.take_best, "take_best", self.rows())?;
             self.launch(&self.kernels.largest_share, "largest_share", self.rows())?;
@@ -443,8 +443,8 @@ impl<'r> SeedingWorkspace<'r> {
     }
 
     /// # Safety
-    /// That of [`launch_more`](Self::launch_more), for a kernel that takes [`SeedingOnDevice`]
-    /// alone.
+    /// The requirements of [`launch_more`](Self::launch_more), for a kernel that takes
+    /// [`SeedingOnDevice`] alone.
     unsafe fn launch(
         &self,
         function: &CudaFunction,
@@ -460,9 +460,9 @@ impl<'r> SeedingWorkspace<'r> {
     /// # Safety
     /// - `function` is one of this workspace's kernels, and declares [`SeedingOnDevice`] and then
     ///   the parameters that `add` gives it, in this order and of these types; the grid has the
-    ///   blocks, threads and shared memory that it asks for at its head.
-    /// - Candidates that it is told of are no more than those that `new` was told, and what it reads of these and
-    ///   of [`BoundsOnDevice`] has been written, by what was launched on this stream before.
+    ///   blocks, threads and shared memory asked for at the kernel's head.
+    /// - The kernel is told of no more candidates than `new` was; the data it reads of these and of
+    ///   [`BoundsOnDevice`] have been written by earlier launches on this stream.
     unsafe fn launch_more<'a>(
         &'a self,
         function: &'a CudaFunction,
@@ -473,11 +473,11 @@ impl<'r> SeedingWorkspace<'r> {
         let mut launch = self.stream.launch_builder(function);
         launch.arg(&self.seeding);
         add(&mut launch, self);
-        // SAFETY: arguments, grid and order are as the caller says. The structs' buffers live as long as this
-        // workspace, or are borrowed by it, have the sizes that are written at their fields, and are used on this
-        // stream only; kernels touch rows below `count`, elements below `dim`, for which they were compiled, and
-        // candidates below those that are drawn, `MOST_CANDIDATES` at most. Candidates are rows: the first was
-        // given, and others are drawn among them.
+        // SAFETY: arguments, grid and order are as the caller says. The structs' buffers live as
+        // long as this workspace, or are borrowed by it, have the sizes written at their fields,
+        // and are used on this stream only; kernels touch rows below `count`, elements below `dim`,
+        // for which they were compiled, and candidates below the number drawn, `MOST_CANDIDATES` at
+        // most. Candidates are rows: the first was given, and others are drawn among them.
         unsafe { launch.launch(grid) }.map_err(failed(name)).map(drop)
     }
 }

@@ -2,8 +2,8 @@
 //! compared exactly.
 //!
 //! Numeric rows are centred, scaled by a power of two and rounded to fp16, on both sides; bit rows
-//! are compared by their common bits and their numbers of set bits. A pair is ruled out only if an
-//! error bound proves that its distance exceeds the query's current threshold, that of its last
+//! are compared by their common bits and their numbers of set bits. A pair is ruled out only if, by
+//! an error bound, its distance exceeds the query's current threshold: the distance of its last
 //! neighbour that matters. The distances of the remaining pairs are computed as in a plain scan, so
 //! lists are equal to those of a scan, bit by bit. Rows that defeat the bounds cost time: they are
 //! scanned.
