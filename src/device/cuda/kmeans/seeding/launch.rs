@@ -1,5 +1,5 @@
 //! The launches of greedy k-means++ (Arthur & Vassilvitskii 2007), and the memory that they share.
-//! SeedingKernels run in the order of one stream.
+//! Kernels run in the order of one stream.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, LazyLock};
