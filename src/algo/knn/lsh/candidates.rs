@@ -205,6 +205,18 @@ impl CandidateGenerator {
         }
     }
 
+    /// Makes the home buckets of all rows of the base, if queries probe these. To be called before
+    /// parallel tasks that need them, each of which would make its own.
+    pub fn make_home_buckets(&self, job: &Job) {
+        if self.probes_home_buckets && self.home_buckets.get().is_none() {
+            job.enter(Phase::Build);
+            let of_table = |hash_table: &Arc<HashTable>| hash_table.table.home_buckets();
+            let make = || in_parallel(self.tables.iter().collect(), of_table);
+            get_or_make(&self.home_buckets, make);
+            job.enter(Phase::Find);
+        }
+    }
+
     /// The buckets that queries probe; `query_rows` says whether they are rows of the base.
     pub fn probed_buckets(
         &self,
@@ -218,13 +230,7 @@ impl CandidateGenerator {
                 queries.len().div_ceil(4 * threads()).clamp(1, QUERIES_TOGETHER)
             }
         };
-        if self.probes_home_buckets && self.home_buckets.get().is_none() {
-            job.enter(Phase::Build);
-            let of_table = |hash_table: &Arc<HashTable>| hash_table.table.home_buckets();
-            let make = || in_parallel(self.tables.iter().collect(), of_table);
-            get_or_make(&self.home_buckets, make);
-            job.enter(Phase::Find);
-        }
+        self.make_home_buckets(job);
         let tasks: Vec<_> = (0..queries.len()).step_by(together).collect();
         let lists = in_parallel(tasks, |first| {
             job.check()?;

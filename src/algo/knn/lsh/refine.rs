@@ -124,6 +124,7 @@ impl<D: Device> Reranker<D> {
         let base = &self.base;
         let pairs = base.device.host().exact_pairs(base.metric, queries, &base.rows);
         let part = job.part();
+        generator.make_home_buckets(&part);
         let of_queries = in_parallel(some.to_vec(), |query| {
             part.check()?;
             let at = query as usize;
