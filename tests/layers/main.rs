@@ -53,7 +53,7 @@ const RULES: &[(&str, &[&str])] = &[
 
 /// A part of `src/`, the beginning of a path, and all that its code outside of tests may name there.
 const BOUNDS: &[(&str, &str, &[&str])] = &[
-    // What all layers use knows none of them.
+    // Modules that all layers use know none of them.
     ("src/error.rs", "crate::", &[]),
     ("src/memory.rs", "crate::", &[]),
     ("src/random.rs", "crate::", &[]),
