@@ -337,8 +337,9 @@ def main():
                 defines.append(f"-DWEIGHTED={dim % 2}")
                 defines.append(f"-DFILTERED={int(dim == 0 and arch != ARCHS[0] and metric != 'L1')}")
             if module == "hashing_rows.cu":
-                # Hyperplanes, whatever else, in batches of 12 and 20.
-                defines[-1:] = ["-DDIM=0", f"-DBATCH={dim}u", f"-DIS_SIGNS={dim // 4 % 2}u"]
+                # Hyperplanes, whatever else, in batches of 12 and 20; aligned rows in those of 8 and 12.
+                defines[-1:] = ["-DDIM=0", f"-DBATCH={dim}u", f"-DIS_SIGNS={dim // 4 % 2}u",
+                                f"-DIS_ALIGNED={int(element == 'F32' and dim <= 12)}u"]
             if module in PRODUCTS:
                 defines[-1:] = [f"-DSTEPS={dim}u"] + shape(module, element, dim)
             if module.startswith("kmeans"):

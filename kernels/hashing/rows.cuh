@@ -1,5 +1,6 @@
-// The LSH keys of rows of numbers, in batches of BATCH functions, which are hyperplanes if IS_SIGNS: one program for
-// each, since a kernel for all takes longer to compile than all others of this family together.
+// The LSH keys of rows of numbers, in batches of BATCH functions, which are hyperplanes if IS_SIGNS, of rows of
+// numbers that are aligned to 16 bytes if IS_ALIGNED: one program for each, since a kernel for all takes longer to
+// compile than all others of this family together.
 //
 // A hash value is a dot product in f64, summed in the order of the dimensions with fused multiply-adds. It is
 // first summed in f32 with an error bound; only if the bound admits two integers is the f64 sum computed. A
@@ -59,25 +60,13 @@ struct Tile {
     float* elements;
     u32 pitch;
 
-    // Stages some dimensions of all rows.
-    __device__ __forceinline__ void fill(const Scalar* __restrict__ rows, const Building& building, u64 first,
+    // Stages some dimensions of all rows, with eight threads per row, each of which has several loads in flight.
+    __device__ __forceinline__ void fill(const Scalar* __restrict__ all, const Building& building, u64 first,
                                          u32 dim, u32 begin, u32 here) const {
-        const Scalar* all = rows + begin;
-        // Rows are then aligned to 16 bytes.
-        if (sizeof(Scalar) == 4 && dim % 4 == 0) {
-            fill_by<true>(all, building, first, dim, here);
-        } else {
-            fill_by<false>(all, building, first, dim, here);
-        }
-    }
-
-    // The same with eight threads per row, each of which has several loads in flight.
-    template <bool BY_16_BYTES>
-    __device__ __forceinline__ void fill_by(const Scalar* __restrict__ rows, const Building& building, u64 first,
-                                            u32 dim, u32 here) const {
         constexpr u32 LANES = 8, EACH = STAGED / LANES, ROWS_TOGETHER = 8;
         static_assert(EACH == 4, "16 bytes of f32");
         const u32 d = threadIdx.x % LANES * EACH, apart = blockDim.x / LANES;
+        const Scalar* rows = all + begin;
         float* to = elements + threadIdx.x / LANES * pitch + d;
         if (d >= here) return;
         for (u32 r = threadIdx.x / LANES; r < blockDim.x * ROWS; r += apart * ROWS_TOGETHER) {
@@ -86,7 +75,7 @@ struct Tile {
             for (u32 n = 0; n < ROWS_TOGETHER; n++) {
                 // Rows past the end are replaced by the last row; their values are not used.
                 const Scalar* row = rows + min(first + r + n * apart, building.end - 1) * dim + d;
-                if constexpr (BY_16_BYTES) {
+                if (IS_ALIGNED) {
                     x[n].all = *reinterpret_cast<const uint4*>(row);
                 } else {
 #pragma unroll
@@ -97,7 +86,7 @@ struct Tile {
             for (u32 n = 0; n < ROWS_TOGETHER; n++) {
 #pragma unroll
                 for (u32 i = 0; i < EACH; i++) {
-                    if (BY_16_BYTES || d + i < here) to[i] = x[n].one[i];
+                    if (IS_ALIGNED || d + i < here) to[i] = x[n].one[i];
                 }
                 to += apart * pitch;
             }

@@ -83,12 +83,11 @@ impl<'a> ExactPairs<'a> {
         let (mut rows, mut centroids) = (Widened::new(), Widened::new());
         let some = labels.chunks(LANES).zip(distances.chunks_mut(LANES));
         for (first, (labels, distances)) in (first..).step_by(LANES).zip(some) {
-            let numbers = (first..).zip(labels);
-            let (of, to): (Vec<_>, Vec<_>) = numbers
-                .map(|(row, label)| {
-                    (vector::<T>(self.queries, row), vector::<T>(self.base, *label as usize))
-                })
-                .unzip();
+            // Missing pairs are replaced by the last one.
+            let at = |i: usize| i.min(labels.len() - 1);
+            let of: [_; LANES] = std::array::from_fn(|i| vector::<T>(self.queries, first + at(i)));
+            let to: [_; LANES] =
+                std::array::from_fn(|i| vector::<T>(self.base, labels[at(i)] as usize));
             let mut sums = f64::no_sums();
             for first in (0..dim).step_by(SLAB) {
                 let slab = first..dim.min(first + SLAB);

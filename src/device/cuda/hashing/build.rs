@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::launch::{
     BucketsToFind, Building, FunctionBuffers, FunctionsOnDevice, HashInput, HashingKernels,
-    HashingWorkspace, PLACED, SMALL, TableBuffers,
+    HashingSpec, HashingWorkspace, PLACED, SMALL, TableBuffers,
 };
 use crate::device::contract::Hashes;
 use crate::device::cuda::device::CudaDevice;
@@ -36,9 +36,14 @@ pub(in crate::device::cuda) fn can_hash(rows: &Rows, hasher: &Hasher) -> bool {
     is_family && rows.matrix().kind() != ElementKind::Sets
 }
 
-/// Loads the kernels that hash such rows by functions of this family.
-pub(in crate::device::cuda) fn warm(device: &CudaDevice, kind: ElementKind, family: Family) {
-    let _ = HashingKernels::get(&device.gpu, kind, family == Family::Hyperplane);
+/// Loads the kernels that hash such rows by few functions of this family.
+pub(in crate::device::cuda) fn warm(
+    device: &CudaDevice,
+    kind: ElementKind,
+    family: Family,
+    dim: usize,
+) {
+    let _ = HashingKernels::get(&device.gpu, HashingSpec::new(kind, family, dim, 0, [0, 0]));
 }
 
 /// Row-major rows on a device, with their dimension and number.
@@ -70,10 +75,11 @@ impl HashedTables {
         job: &Job,
     ) -> Result<Option<Self>> {
         let stream = &device.gpu.compute;
-        let is_signs = hashes.signature.family == Family::Hyperplane;
-        let kernels = HashingKernels::get(&device.gpu, rows.kind, is_signs)?;
         let functions = send(device, rows.dim, hashes, job)?;
         let (count, all) = (rows.count, hashes.functions.len());
+        let (family, each) = (hashes.signature.family, functions.of.count as usize);
+        let spec = HashingSpec::new(rows.kind, family, rows.dim, count, [all, each]);
+        let kernels = HashingKernels::get(&device.gpu, spec)?;
         let mut together = (ROWS_TOGETHER / count.max(1)).clamp(1, all);
         let mut tables = empty(device, all, count, is_queried)?;
         let mut workspace = loop {

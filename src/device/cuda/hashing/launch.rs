@@ -16,6 +16,7 @@ use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::modules::Once;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
+use crate::index::lsh::Family;
 use crate::matrix::ElementKind;
 
 /// Constants that `kernels/hashing` shares with this folder.
@@ -107,6 +108,18 @@ kernel_struct!(Building, 32, { rows: 0, first: 8, end: 16, tables: 24, section_b
 kernel_struct!(BeginsOnDevice, 24, { of_sections: 0, of_pieces: 8, pieces: 16, padding: 20 });
 kernel_struct!(TablesOnDevice, 32, { rows: 0, keys: 8, own: 16, sizes: 24 });
 
+/// Rows to hash, and their hash functions: the compile-time parameters of the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct HashingSpec {
+    kind: ElementKind,
+    /// Hyperplanes, not p-stable functions.
+    is_signs: bool,
+    /// Whether rows are read 16 bytes at a time.
+    is_aligned: bool,
+    /// Functions of a table that are summed together; for each such batch all rows are staged again.
+    batch: usize,
+}
+
 /// The kernels for rows of one kind, loaded on a device.
 #[derive(Debug)]
 pub(super) struct HashingKernels {
@@ -114,8 +127,8 @@ pub(super) struct HashingKernels {
     /// Threads of a hashing block.
     hashing: usize,
     multiprocessors: usize,
-    /// For each of [`BATCHES`]; none for bits.
-    hash_rows: Vec<CudaFunction>,
+    /// For rows of numbers.
+    hash_rows: Option<CudaFunction>,
     hash_bits: CudaFunction,
     add_up: CudaFunction,
     place_rows: CudaFunction,
@@ -232,27 +245,35 @@ impl TableBuffers {
     }
 }
 
-/// Functions of a table that are summed together; for each such batch all rows are staged again.
+/// Batches of functions. The smallest compiles fastest.
 const BATCHES: [usize; 4] = [8, 12, 16, 20];
 
-/// The number of the smallest batch that takes `count` functions in as few batches as possible.
-fn batch(count: usize) -> usize {
-    let most = BATCHES[BATCHES.len() - 1];
-    let each = count.div_ceil(count.div_ceil(most).max(1));
-    BATCHES.iter().position(|batch| each <= *batch).unwrap_or(BATCHES.len() - 1)
-}
+/// Rows × functions × dimensions up to which functions are summed in the smallest batches. On an
+/// H200, other batches save at most 0.1 s then, and their compilation takes 1 s.
+const FEW_PRODUCTS: f64 = (1u64 << 40) as f64;
 
-impl HashingKernels {
-    /// The kernels for rows of a kind, compiled and loaded by the first caller.
-    /// `is_signs`: hyperplanes, not p-stable functions.
-    pub(super) fn get(gpu: &Gpu, kind: ElementKind, is_signs: bool) -> Result<Arc<Self>> {
-        type Name = (usize, ElementKind, bool);
-        static LOADED: LazyLock<Once<Name, HashingKernels>> = LazyLock::new(Once::default);
-        LOADED.get((gpu.ordinal, kind, is_signs), || Self::load(gpu, kind, is_signs))
+impl HashingSpec {
+    /// The kernels for `rows` rows of `dim` dimensions, and for `tables` tables of `functions` hash
+    /// functions each.
+    pub(super) fn new(
+        kind: ElementKind,
+        family: Family,
+        dim: usize,
+        rows: usize,
+        [tables, functions]: [usize; 2],
+    ) -> Self {
+        let products = rows as f64 * (tables * functions * dim) as f64;
+        let batch = if products <= FEW_PRODUCTS { BATCHES[0] } else { best_batch(functions) };
+        Self {
+            kind,
+            is_signs: family == Family::Hyperplane,
+            is_aligned: kind == ElementKind::F32 && dim.is_multiple_of(4),
+            batch,
+        }
     }
 
-    fn load(gpu: &Gpu, kind: ElementKind, is_signs: bool) -> Result<Self> {
-        let (element, metric) = match kind {
+    fn programs(&self) -> Vec<Program> {
+        let (element, metric) = match self.kind {
             ElementKind::F32 => ("F32", "SQEUCLIDEAN"),
             ElementKind::F64 => ("F64", "SQEUCLIDEAN"),
             ElementKind::Bits => ("BITS", "HAMMING"),
@@ -260,24 +281,49 @@ impl HashingKernels {
         };
         let parameters =
             [format!("ELEMENT={element}"), format!("METRIC={metric}"), "DIM=0".to_string()];
-        let batches = if kind == ElementKind::Bits { &[][..] } else { &BATCHES };
-        let of_batch = |batch: &usize| {
-            let constants = [("BATCH", *batch), ("IS_SIGNS", usize::from(is_signs))];
-            let constants = [&CONSTANTS[..], &constants].concat();
-            Program::new("hashing_rows.cu", &parameters, &constants)
-        };
         let mut programs = vec![Program::new("hashing.cu", &parameters, &CONSTANTS)];
-        programs.extend(batches.iter().map(of_batch));
-        let mut modules = gpu.load_all(&programs)?;
-        let module = modules.remove(0);
-        let hash_rows = modules.iter().map(|module| function(module, "hash_rows"));
+        if self.kind != ElementKind::Bits {
+            let constants = [
+                ("BATCH", self.batch),
+                ("IS_SIGNS", usize::from(self.is_signs)),
+                ("IS_ALIGNED", usize::from(self.is_aligned)),
+            ];
+            let constants = [&CONSTANTS[..], &constants].concat();
+            programs.push(Program::new("hashing_rows.cu", &parameters, &constants));
+        }
+        programs
+    }
+}
+
+/// The smallest batch that takes `count` functions in as few batches as possible.
+fn best_batch(count: usize) -> usize {
+    let most = BATCHES[BATCHES.len() - 1];
+    let each = count.div_ceil(count.div_ceil(most).max(1));
+    BATCHES.into_iter().find(|batch| each <= *batch).unwrap_or(most)
+}
+
+impl HashingKernels {
+    /// The kernels for such rows and functions, compiled and loaded by the first caller.
+    pub(super) fn get(gpu: &Gpu, spec: HashingSpec) -> Result<Arc<Self>> {
+        static LOADED: LazyLock<Once<(usize, HashingSpec), HashingKernels>> =
+            LazyLock::new(Once::default);
+        LOADED.get((gpu.ordinal, spec), || Self::load(gpu, spec))
+    }
+
+    fn load(gpu: &Gpu, spec: HashingSpec) -> Result<Self> {
+        let mut modules = gpu.load_all(&spec.programs())?.into_iter();
+        let Some(module) = modules.next() else { unreachable!("a module for each program") };
+        let hash_rows = modules.next().map(|rows| function(&rows, "hash_rows")).transpose()?;
         let fits = Self::tile_bytes(HASHING, STAGED) + RESERVED <= gpu.limits.shared;
         let hashing = if fits { HASHING } else { HASHING / 2 };
-        let kernels = Self {
-            kind,
+        if let Some(hash_rows) = &hash_rows {
+            allow_shared(hash_rows, Self::tile_bytes(hashing, STAGED))?;
+        }
+        Ok(Self {
+            kind: spec.kind,
             hashing,
             multiprocessors: gpu.limits.multiprocessors,
-            hash_rows: hash_rows.collect::<Result<_>>()?,
+            hash_rows,
             hash_bits: function(&module, "hash_bits")?,
             add_up: function(&module, "add_up")?,
             place_rows: function(&module, "place_rows")?,
@@ -285,11 +331,7 @@ impl HashingKernels {
             sort_large_sections: function(&module, "sort_large_sections")?,
             find_buckets: function(&module, "find_buckets")?,
             rate: Arc::new(gpu.limits.rate(PER_CYCLE)),
-        };
-        for hash_rows in &kernels.hash_rows {
-            allow_shared(hash_rows, Self::tile_bytes(hashing, STAGED))?;
-        }
-        Ok(kernels)
+        })
     }
 
     /// Shared memory for the rows of a block of `threads` threads.
@@ -320,7 +362,7 @@ impl HashingKernels {
         let scalar = if self.kind == ElementKind::F64 { 8 } else { 4 };
         check_size(rows, count * of.dim as usize, scalar);
         check_size(&workspace.keys, tables * count, 8);
-        let is_bits = self.kind == ElementKind::Bits;
+        let is_bits = self.hash_rows.is_none();
         let of_table = of.stride as usize * if is_bits { 1 } else { of.dim as usize };
         let bytes = if is_bits { 4 } else { 8 };
         check_size(numbers, last * of_table, bytes);
@@ -337,7 +379,7 @@ impl HashingKernels {
         let rows_of_thread = if is_bits { 1 } else { ROWS };
         let mut grid = config(some.div_ceil(self.hashing * rows_of_thread), self.hashing, 0);
         grid.grid_dim.1 = tables.div_ceil(TABLES_OF_BLOCK).min(MOST_BLOCKS) as u32;
-        if is_bits {
+        let Some(hash_rows) = &self.hash_rows else {
             let mut launch = stream.launch_builder(&self.hash_bits);
             launch.arg(rows.slice()).arg(&numbers).arg(workspace.keys.slice_mut());
             launch.arg(&ranks).arg(&counts).arg(&all).arg(&building);
@@ -345,15 +387,14 @@ impl HashingKernels {
             // written for each in every table; `begins` has checked the counts of sections.
             // Functions are those of tables below `last`, and name bits of the rows, as the caller
             // has checked. The buffers belong to this stream, and outlive its work.
-            unsafe { launch.launch(grid) }.map_err(failed("hash_bits"))?;
-            return Ok(());
-        }
+            return unsafe { launch.launch(grid) }.map_err(failed("hash_bits")).map(drop);
+        };
         check_size(offsets, last * 2 * of.stride as usize, 8);
         check_size(&workspace.out_of_range, 1, 4);
         assert!(of.stride >= of.count);
         let offsets = address(stream, offsets) + (first * 2 * of.stride as usize * 8) as u64;
         grid.shared_mem_bytes = Self::tile_bytes(self.hashing, of.dim as usize) as u32;
-        let mut launch = stream.launch_builder(&self.hash_rows[batch(of.count as usize)]);
+        let mut launch = stream.launch_builder(hash_rows);
         launch.arg(rows.slice()).arg(&numbers).arg(&offsets).arg(workspace.keys.slice_mut());
         launch.arg(&ranks).arg(&counts).arg(workspace.out_of_range.slice_mut());
         launch.arg(&all).arg(&building);

@@ -61,7 +61,7 @@ impl HashingDevice for CudaDevice {
             scope.spawn(move || BucketKernels::get(&self.gpu, spec));
             scope.spawn(move || SearchKernels::get(&self.gpu, spec));
             if family != Family::MinHash {
-                hashing::warm(self, kind, family);
+                hashing::warm(self, kind, family, dim);
             }
         });
     }
