@@ -101,8 +101,8 @@ impl OnDevice for DbscanTask<'_> {
 fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
     let Some(weights) = weights else { return Ok(()) };
     if weights.len() != rows {
-        let found = weights.len();
-        return Err(Error::InvalidArgument(format!("dbscan: {found} weights for {rows} vectors")));
+        let count = weights.len();
+        return Err(Error::InvalidArgument(format!("dbscan: {count} weights for {rows} vectors")));
     }
     match weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
         Some(bad) => Err(Error::InvalidArgument(format!(

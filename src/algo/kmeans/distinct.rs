@@ -47,8 +47,8 @@ pub(super) fn distinct_rows<T: Real>(
                 directions.push(row);
             }
         }
-        let found = if has_parallels { directions.len() } else { distinct.len() };
-        if found == most {
+        let count = if has_parallels { directions.len() } else { distinct.len() };
+        if count == most {
             return Ok(most);
         }
     }

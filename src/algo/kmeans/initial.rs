@@ -53,11 +53,11 @@ impl<T: Real> ProblemInput<'_, T> {
             return Err(Error::InvalidArgument(message.to_string()));
         };
         let KMeansParams { k, .. } = self.params;
-        let (found, dim) = centroids.map_or((0, 0), |given| (given.len(), given.matrix().dim()));
-        if found != k || dim != self.dim {
-            let own = self.dim;
+        let (count, dim) = centroids.map_or((0, 0), |given| (given.len(), given.matrix().dim()));
+        if count != k || dim != self.dim {
+            let row_dim = self.dim;
             return Err(Error::Unsatisfiable(format!(
-                "kmeans: init has {found} centroids of dimension {dim}; wanted are {k} of {own}"
+                "kmeans: init has {count} centroids of dimension {dim}; wanted are {k} of {row_dim}"
             )));
         }
         Ok(values.to_vec())
@@ -99,7 +99,7 @@ impl<T: Real> ProblemInput<'_, T> {
     ) -> Result<Vec<T>> {
         const ROUNDS: usize = 5;
         let (k, metric) = (self.params.k, self.params.cost());
-        let wanted = 2.0 * k as f64;
+        let oversampling = 2.0 * k as f64;
         // The costs of all rows, and their nearest candidates with these costs.
         let per_row = 2 * size_of::<T>() + size_of::<u32>();
         let _reserved = job.reserve("costs of rows", self.rows.len() * per_row)?;
@@ -118,7 +118,7 @@ impl<T: Real> ProblemInput<'_, T> {
                 break;
             }
             let drawn: Vec<T> = (costs.iter().enumerate())
-                .filter(|(row, cost)| random.unit() < wanted * share(*row, cost) / total)
+                .filter(|(row, cost)| random.unit() < oversampling * share(*row, cost) / total)
                 .flat_map(|(row, _)| self.row(row).iter().copied())
                 .collect();
             if drawn.is_empty() {
@@ -272,9 +272,12 @@ mod tests {
         for (start, least) in starts {
             for (limit, fits) in [(least, false), (64 << 20, true)] {
                 let budget = Arc::new(Most(limit, AtomicUsize::new(0)));
-                let found = start(&Job::default().with_budget(budget.clone()));
-                assert_eq!(found.as_ref().is_ok_and(|found| found.len() == k * dim), fits);
-                assert!(fits || matches!(found, Err(Error::HostMemory { .. })));
+                let centroids = start(&Job::default().with_budget(budget.clone()));
+                assert_eq!(
+                    centroids.as_ref().is_ok_and(|centroids| centroids.len() == k * dim),
+                    fits
+                );
+                assert!(fits || matches!(centroids, Err(Error::HostMemory { .. })));
                 assert_eq!(budget.1.load(Ordering::Relaxed), 0);
             }
         }

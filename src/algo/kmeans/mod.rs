@@ -52,8 +52,8 @@ pub fn kmeans(
     }
     let ends = &[rows.len()];
     let task = KMeansTask { rows, weights, ends, given, params, clamps: false, job };
-    let mut found = device.run(task)?.into_iter();
-    found.next().ok_or_else(|| Error::InvalidArgument("kmeans: no runs".to_string()))
+    let mut clusterings = device.run(task)?.into_iter();
+    clusterings.next().ok_or_else(|| Error::InvalidArgument("kmeans: no runs".to_string()))
 }
 
 /// Clusters each of many groups of consecutive rows separately, as [`kmeans`] would, but into at
@@ -83,8 +83,8 @@ pub fn kmeans_groups(
 fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
     let Some(weights) = weights else { return Ok(()) };
     if weights.len() != rows {
-        let found = weights.len();
-        return Err(Error::InvalidArgument(format!("kmeans: {found} weights for {rows} vectors")));
+        let count = weights.len();
+        return Err(Error::InvalidArgument(format!("kmeans: {count} weights for {rows} vectors")));
     }
     if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
         return Err(Error::InvalidArgument(format!(

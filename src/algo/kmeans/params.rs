@@ -99,9 +99,9 @@ impl KMeansParams {
             return Err(Error::InvalidArgument(message.to_string()));
         }
         if !(self.tolerance >= 0.0 && self.tolerance.is_finite()) {
-            let found = self.tolerance;
+            let tolerance = self.tolerance;
             return Err(Error::InvalidArgument(format!(
-                "kmeans: tolerance is {found}; accepted are numbers from 0"
+                "kmeans: tolerance is {tolerance}; accepted are numbers from 0"
             )));
         }
         Ok(())

@@ -89,17 +89,17 @@ fn merged<T: Real>(
     k: usize,
     job: &Job,
 ) -> Result<NearestLists> {
-    let mut found = (Vec::with_capacity(rows.0.len()), Vec::with_capacity(rows.0.len()));
-    let mut found_starts = Vec::with_capacity(starts.0.len());
-    found_starts.push(0);
+    let mut nearest = (Vec::with_capacity(rows.0.len()), Vec::with_capacity(rows.0.len()));
+    let mut merged_starts = Vec::with_capacity(starts.0.len());
+    merged_starts.push(0);
     let (mut i, mut j) = (0, 0);
     for (query, ends) in starts.0.iter().copied().zip(starts.1.iter().copied()).skip(1).enumerate()
     {
         if query % TASK == 0 {
             job.check()?;
         }
-        let start = found.0.len();
-        while found.0.len() < start + k && (i < ends.0 || j < ends.1) {
+        let start = nearest.0.len();
+        while nearest.0.len() < start + k && (i < ends.0 || j < ends.1) {
             let key = |at: usize, end: usize, distances: &[T], rows: &[u32]| {
                 (at < end).then(|| distances[at].key(rows[at]))
             };
@@ -111,14 +111,14 @@ fn merged<T: Real>(
             let is_both = keys.0 == keys.1;
             i += usize::from(is_first);
             j += usize::from(!is_first || is_both);
-            found.0.push(distance);
-            found.1.push(row);
+            nearest.0.push(distance);
+            nearest.1.push(row);
         }
         (i, j) = ends;
-        found_starts.push(found.0.len());
+        merged_starts.push(nearest.0.len());
     }
-    let distances = Distances::of(found.0);
-    Ok(NearestLists { rows: found.1, distances, starts: Starts::Each(found_starts) })
+    let distances = Distances::of(nearest.0);
+    Ok(NearestLists { rows: nearest.1, distances, starts: Starts::Each(merged_starts) })
 }
 
 #[cfg(test)]
@@ -139,12 +139,13 @@ mod tests {
         let one = of(&[&all[..9], &all[10..12], &[]]);
         let other = of(&[&all[4..30], &[], &all[5..8]]);
         let merged = merge(one, other, 6, &Job::default()).unwrap();
-        let wanted = of(&[&all[..30], &all[10..12], &all[5..8]]);
-        assert_eq!((merged.rows, merged.starts), (wanted.rows, wanted.starts));
-        let (Distances::F32(merged), Distances::F32(wanted)) = (merged.distances, wanted.distances)
+        let expected = of(&[&all[..30], &all[10..12], &all[5..8]]);
+        assert_eq!((merged.rows, merged.starts), (expected.rows, expected.starts));
+        let (Distances::F32(merged), Distances::F32(expected)) =
+            (merged.distances, expected.distances)
         else {
             panic!("another type");
         };
-        assert_eq!(merged, wanted);
+        assert_eq!(merged, expected);
     }
 }

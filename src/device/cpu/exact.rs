@@ -25,7 +25,7 @@ pub(in crate::device::cpu) struct PairSums<'a, T, F> {
     pub dim: usize,
     pub pairs: &'a [(u32, u32)],
     /// Called with each pair and its sum.
-    pub found: F,
+    pub on_sum: F,
 }
 
 impl<'a, T: SimdReal, F: FnMut((u32, u32), T)> PairSums<'a, T, F> {
@@ -69,7 +69,7 @@ impl<'a, T: SimdReal, F: FnMut((u32, u32), T)> PairSums<'a, T, F> {
                 }
             }
             let sums = chunk.iter().zip(sums.as_mut().iter());
-            sums.for_each(|(pair, sum)| (self.found)(*pair, *sum));
+            sums.for_each(|(pair, sum)| (self.on_sum)(*pair, *sum));
         }
     }
 }
@@ -91,7 +91,7 @@ impl<T: SimdReal, F: FnMut((u32, u32), T)> WithSimd for PairSums<'_, T, F> {
                     sums[i] = metric.add_to_sum(sums[i], queries[i][j], bases[i][j]);
                 }
             }
-            chunk.iter().zip(sums).for_each(|(pair, sum)| (self.found)(*pair, sum));
+            chunk.iter().zip(sums).for_each(|(pair, sum)| (self.on_sum)(*pair, sum));
         }
     }
 }

@@ -71,15 +71,17 @@ mod tests {
     fn every_row_has_one_place() {
         for rows in [0, 1, 63, 255, 256, 257, 1000, 4095, 4096, 4097, 5000] {
             for places in [RowPermutation::identity(rows), RowPermutation::strided(rows)] {
-                let found: Vec<_> = (0..places.count()).map(|place| places.row(place)).collect();
-                let mut there: Vec<_> = found.iter().copied().filter(|row| *row < rows).collect();
+                let rows_by_place: Vec<_> =
+                    (0..places.count()).map(|place| places.row(place)).collect();
+                let mut there: Vec<_> =
+                    rows_by_place.iter().copied().filter(|row| *row < rows).collect();
                 there.sort_unstable();
                 assert!(there.into_iter().eq(0..rows), "{rows}");
                 assert!(places.count() < rows.next_multiple_of(ROWS) + 1);
                 for start in (0..places.count()).step_by(ROWS) {
                     let range = start..places.count().min(start + ROWS);
-                    let own = found[range.clone()].iter().filter(|row| **row < rows);
-                    assert_eq!(own.count(), places.rows_at(range), "{rows}");
+                    let panel_rows = rows_by_place[range.clone()].iter().filter(|row| **row < rows);
+                    assert_eq!(panel_rows.count(), places.rows_at(range), "{rows}");
                 }
             }
         }

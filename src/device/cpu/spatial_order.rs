@@ -116,7 +116,7 @@ impl CachedCoordinates {
     }
 
     fn sort(&self, cut: Bisection, order: &mut [u32], keys: &mut [u64]) {
-        order.iter_mut().zip(0..).for_each(|(place, own)| *place = own);
+        order.iter_mut().zip(0..).for_each(|(place, number)| *place = number);
         let mut sides = vec![0.0; 2 * self.coordinates];
         self.sort_places(cut, order, keys, &mut sides);
         order.iter_mut().for_each(|place| *place = self.rows[*place as usize]);

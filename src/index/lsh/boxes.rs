@@ -33,13 +33,13 @@ pub fn limit(radius: f64, size: f64, metric: Metric, kind: ElementKind, dim: usi
         ElementKind::F64 => (f64::EPSILON, f64::from_bits(1)),
         _ => (f64::from(f32::EPSILON), f64::from(f32::from_bits(1))),
     };
-    let own = match metric {
+    let of_radius = match metric {
         // … relative to 1, which bounds half of the squared chord, …
         Metric::Cosine | Metric::Pearson => (radius * radius + 4.0 * dim * unit).sqrt(),
         // … or relative to itself, plus the underflow of its squares.
         _ => radius * (1.0 + dim * unit) + (dim * least).sqrt(),
     };
-    (own + of_values).powi(2)
+    (of_radius + of_values).powi(2)
 }
 
 impl Near {
@@ -112,14 +112,14 @@ mod tests {
             let values: Vec<f64> = (0..planes).map(|_| random.normal()).collect();
             for radius in [0.0, 0.3, 1.0, 2.0, 100.0] {
                 let near = Near::new(&values, limit_of_f32(radius, 1.0));
-                let wanted: Vec<u64> =
+                let expected: Vec<u64> =
                     (0..1 << planes).filter(|flips| near.reaches(*flips)).collect();
-                let mut found = near.flips(wanted.len()).expect("all of them");
-                assert_eq!(found[0], 0);
-                assert!(near.flips(wanted.len() - 1).is_none());
-                found.sort_unstable();
-                assert_eq!(found, wanted);
-                let by_hand = wanted.iter().all(|flips| {
+                let mut listed = near.flips(expected.len()).expect("all of them");
+                assert_eq!(listed[0], 0);
+                assert!(near.flips(expected.len() - 1).is_none());
+                listed.sort_unstable();
+                assert_eq!(listed, expected);
+                let by_hand = expected.iter().all(|flips| {
                     let crossed = (0..planes).filter(|i| flips >> (planes - 1 - i) & 1 == 1);
                     crossed.map(|i| values[i].powi(2)).sum::<f64>() <= (radius + 1e-3).powi(2)
                 });
@@ -132,7 +132,7 @@ mod tests {
     fn values_that_overflowed_exclude_nothing() {
         let limit = limit_of_f32(1.0, f64::INFINITY);
         let near = Near::new(&[f64::NAN, f64::INFINITY], limit);
-        assert_eq!(near.flips(4).map(|found| found.len()), Some(4));
+        assert_eq!(near.flips(4).map(|flips| flips.len()), Some(4));
         assert!(near.flips(3).is_none());
     }
 }

@@ -51,8 +51,8 @@ impl Family {
 
     /// The name used in SQL.
     pub fn name(self) -> &'static str {
-        let found = Self::NAMES.iter().find(|(_, family)| *family == self);
-        found.map_or("", |(name, _)| name)
+        let entry = Self::NAMES.iter().find(|(_, family)| *family == self);
+        entry.map_or("", |(name, _)| name)
     }
 
     /// The families that suit a metric, the default first; none suits `inner_product`.

@@ -126,9 +126,9 @@ impl Summary {
     /// # Errors
     /// [`Error::IndexFile`] if the summary has no entry `name`.
     pub fn value(&self, name: &str) -> Result<&str> {
-        let found = self.entries.iter().find(|(known, _)| known == name);
-        let found = found.map(|(_, value)| value.as_str());
-        found.ok_or_else(|| bad(format!("its summary says nothing of {name}")))
+        let entry = self.entries.iter().find(|(known, _)| known == name);
+        let value = entry.map(|(_, value)| value.as_str());
+        value.ok_or_else(|| bad(format!("its summary says nothing of {name}")))
     }
 
     /// The value of an entry, as a number.
@@ -156,8 +156,8 @@ impl Summary {
             bytes.extend(section.checksum.to_le_bytes());
         }
         let start = self.sections.last().map_or(HEADER as u64, |section| section.bytes.end);
-        let own = FileSection::of(start, &bytes);
-        for number in [start, bytes.len() as u64, own.checksum] {
+        let summary_section = FileSection::of(start, &bytes);
+        for number in [start, bytes.len() as u64, summary_section.checksum] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(VERSION.to_le_bytes());
@@ -248,10 +248,10 @@ mod tests {
     #[test]
     fn a_summary_is_read_as_it_was_written() {
         let (summary, file) = file();
-        let found = read(&file).unwrap();
-        assert_eq!(found, summary);
-        assert_eq!(found.count("name 2").unwrap(), 2);
-        assert!(found.value("name 3").is_err());
+        let parsed = read(&file).unwrap();
+        assert_eq!(parsed, summary);
+        assert_eq!(parsed.count("name 2").unwrap(), 2);
+        assert!(parsed.value("name 3").is_err());
     }
 
     /// A change of any byte or of the length is an error.

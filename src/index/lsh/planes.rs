@@ -161,8 +161,8 @@ fn judge(
         job.check()?;
         let values = &mut values[..boxes.len() * count];
         pulp::Arch::new().dispatch(PlaneProducts { rows, dim, planes: &numbers, count, values });
-        for (values, own) in values.chunks_exact(count).zip(boxes) {
-            let sides = &mut sides[*own as usize * count..][..count];
+        for (values, box_number) in values.chunks_exact(count).zip(boxes) {
+            let sides = &mut sides[*box_number as usize * count..][..count];
             for ((value, sides), distance) in values.iter().zip(sides).zip(&mut distances) {
                 sides[usize::from(*value >= 0.0)] += 1;
                 *distance += value.abs();
@@ -183,8 +183,8 @@ fn divide(plane: &Vec<f64>, rows: &[f64], boxes: &[u32], all: usize) -> (Vec<u32
     let to = &mut values;
     pulp::Arch::new().dispatch(PlaneProducts { rows, dim, planes: &planes, count: 1, values: to });
     let (mut numbers, mut next) = (vec![None; 2 * all], 0);
-    let divided = values.iter().zip(boxes).map(|(value, own)| {
-        *numbers[2 * *own as usize + usize::from(*value >= 0.0)].get_or_insert_with(|| {
+    let divided = values.iter().zip(boxes).map(|(value, box_number)| {
+        *numbers[2 * *box_number as usize + usize::from(*value >= 0.0)].get_or_insert_with(|| {
             next += 1;
             next - 1
         })
@@ -214,12 +214,12 @@ mod tests {
             .with_planes(Planes::Trained, is_zero_sum)
             .with_training(&rows, &Job::default())
             .expect("rows");
-        let found = trained(&hasher, 2, count, &Job::default()).expect("planes");
+        let trained_planes = trained(&hasher, 2, count, &Job::default()).expect("planes");
         let mut boxes = vec![0u32; 700];
-        for (i, found) in found.iter().enumerate() {
+        for (i, trained_plane) in trained_planes.iter().enumerate() {
             let mut random = random_of(3, 2, i);
             let mut draw = || (0..dim).map(|_| 2.0 * random.unit() - 1.0).collect();
-            let earlier = found_before(&hasher, i);
+            let earlier = planes_before(&hasher, i);
             let candidates: Vec<_> =
                 (0..CANDIDATES).map(|_| orthogonal(&earlier, is_zero_sum, &mut draw)).collect();
             let value = |plane: &[f64], row: usize| {
@@ -244,14 +244,14 @@ mod tests {
             for i in 1..CANDIDATES {
                 first = if total(i) > total(first) { i } else { first };
             }
-            assert_eq!(*found, candidates[first], "plane {i}");
-            for (row, own) in boxes.iter_mut().enumerate() {
-                *own = 2 * *own + u32::from(value(found, row) >= 0.0);
+            assert_eq!(*trained_plane, candidates[first], "plane {i}");
+            for (row, box_number) in boxes.iter_mut().enumerate() {
+                *box_number = 2 * *box_number + u32::from(value(trained_plane, row) >= 0.0);
             }
         }
     }
 
-    fn found_before(hasher: &Hasher, count: usize) -> Vec<Vec<f64>> {
+    fn planes_before(hasher: &Hasher, count: usize) -> Vec<Vec<f64>> {
         trained(hasher, 2, count, &Job::default()).expect("planes")
     }
 

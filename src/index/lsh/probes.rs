@@ -73,8 +73,9 @@ impl Prober {
         while let Some(set) = self.open.pop() {
             let last = usize::from(set.steps[set.count - 1]);
             let function = |step: u16| self.steps[usize::from(step)].function;
-            let own = self.steps[last].function;
-            let is_valid = set.steps[..set.count - 1].iter().all(|step| function(*step) != own);
+            let last_function = self.steps[last].function;
+            let is_valid =
+                set.steps[..set.count - 1].iter().all(|step| function(*step) != last_function);
             self.open.extend(set.without_last().with(last + 1, &self.steps, signature, count));
             // Any superset with two steps of one function is invalid too.
             if is_valid {

@@ -91,29 +91,29 @@ mod tests {
             let of = |row: &[f32], plane: &[f64]| {
                 row.iter().zip(plane).fold(0.0, |sum, (x, a)| f64::from(*x).mul_add(*a, sum))
             };
-            let wanted: Vec<f64> = rows
+            let expected: Vec<f64> = rows
                 .chunks_exact(dim)
                 .flat_map(|row| planes.iter().map(move |plane| of(row, plane)))
                 .collect();
             let numbers = padded(&planes);
-            let mut found = vec![0.0; wanted.len()];
+            let mut computed = vec![0.0; expected.len()];
             let count = planes.len();
-            let values = &mut found;
+            let values = &mut computed;
             let products = PlaneProducts { rows: &rows, dim, planes: &numbers, count, values };
             pulp::Arch::new().dispatch(products);
-            assert_eq!(found, wanted, "{count}");
-            found.fill(0.0);
-            let values = &mut found;
+            assert_eq!(computed, expected, "{count}");
+            computed.fill(0.0);
+            let values = &mut computed;
             let products = PlaneProducts { rows: &rows, dim, planes: &numbers, count, values };
             products.with_simd(pulp::Scalar::new());
-            assert_eq!(found, wanted, "{count}, without SIMD");
+            assert_eq!(computed, expected, "{count}, without SIMD");
             #[cfg(target_arch = "x86_64")]
             if let Some(simd) = pulp::x86::V3::try_new() {
-                found.fill(0.0);
-                let values = &mut found;
+                computed.fill(0.0);
+                let values = &mut computed;
                 let products = PlaneProducts { rows: &rows, dim, planes: &numbers, count, values };
                 Simd::vectorize(simd, products);
-                assert_eq!(found, wanted, "{count}, AVX2");
+                assert_eq!(computed, expected, "{count}, AVX2");
             }
         }
     }

@@ -136,27 +136,27 @@ impl HashSignature {
         steps: &mut Vec<Step>,
     ) {
         let square = |x: f64| if self.metric == Metric::L1 { x.abs() } else { x * x };
-        for (function, (value, own)) in values.iter().zip(wholes).enumerate() {
-            let own = *own;
+        for (function, (value, whole)) in values.iter().zip(wholes).enumerate() {
+            let whole = *whole;
             match self.family {
                 Family::PStable => {
                     let at = self.slot(*value, functions.offsets()[function]);
                     // Towards zero, slot 0 begins at -1.
                     let begins = match self.rounding {
-                        SlotRounding::Zero if own <= 0 => own - 1,
-                        _ => own,
+                        SlotRounding::Zero if whole <= 0 => whole - 1,
+                        _ => whole,
                     };
                     let ends = match self.rounding {
-                        SlotRounding::Zero if own < 0 => own,
-                        _ => own + 1,
+                        SlotRounding::Zero if whole < 0 => whole,
+                        _ => whole + 1,
                     };
                     let below = square((at - f64::from(begins)) * self.width);
                     let above = square((f64::from(ends) - at) * self.width);
-                    steps.push(Step { cost: below, function, from: own, to: own - 1 });
-                    steps.push(Step { cost: above, function, from: own, to: own + 1 });
+                    steps.push(Step { cost: below, function, from: whole, to: whole - 1 });
+                    steps.push(Step { cost: above, function, from: whole, to: whole + 1 });
                 }
                 Family::Hyperplane => {
-                    steps.push(Step { cost: value * value, function, from: own, to: 1 - own });
+                    steps.push(Step { cost: value * value, function, from: whole, to: 1 - whole });
                 }
                 // The steps of bits all cost the same, and the first set bit has no adjacent one.
                 Family::Bits | Family::MinHash => {}

@@ -218,22 +218,23 @@ mod tests {
                 .map(|_| random.below(different).wrapping_mul(0x9e37_79b9_7f4a_7c15))
                 .collect();
             let table = Table::new(&keys);
-            let asked: Vec<u64> = keys.iter().copied().chain([1, u64::MAX]).collect();
-            let mut found = Vec::new();
-            table.find(&asked, &mut found);
-            assert_eq!(found.len(), asked.len());
-            for (key, bucket) in asked.iter().zip(found) {
-                let wanted: Vec<u32> =
+            let requested: Vec<u64> = keys.iter().copied().chain([1, u64::MAX]).collect();
+            let mut buckets = Vec::new();
+            table.find(&requested, &mut buckets);
+            assert_eq!(buckets.len(), requested.len());
+            for (key, bucket) in requested.iter().zip(buckets) {
+                let expected: Vec<u32> =
                     (0..rows as u32).filter(|row| keys[*row as usize] == *key).collect();
-                assert_eq!(table.rows(&bucket), wanted);
+                assert_eq!(table.rows(&bucket), expected);
             }
             let homes = table.home_buckets();
             for (row, key) in keys.iter().enumerate() {
-                let mut found = Vec::new();
-                table.find(&[*key], &mut found);
-                let is_alone = found[0].len() == 1;
-                let wanted = found[0].start..if is_alone { found[0].start } else { found[0].end };
-                assert_eq!(table.of_row(row, &homes), wanted);
+                let mut buckets = Vec::new();
+                table.find(&[*key], &mut buckets);
+                let is_alone = buckets[0].len() == 1;
+                let expected =
+                    buckets[0].start..if is_alone { buckets[0].start } else { buckets[0].end };
+                assert_eq!(table.of_row(row, &homes), expected);
             }
             let mut distinct = keys.clone();
             distinct.sort_unstable();
@@ -241,9 +242,9 @@ mod tests {
             assert_eq!(table.sizes().0, distinct.len());
             let buckets: Vec<_> = table.buckets().collect();
             assert_eq!(buckets.iter().map(|(key, _)| *key).collect::<Vec<_>>(), distinct);
-            let mut found = Vec::new();
-            table.find(&distinct, &mut found);
-            assert!(buckets.iter().zip(found).all(|((_, bucket), found)| *bucket == found));
+            let mut looked_up = Vec::new();
+            table.find(&distinct, &mut looked_up);
+            assert!(buckets.iter().zip(looked_up).all(|((_, bucket), other)| *bucket == other));
             let read = Table::from_bytes(&table.to_bytes(), rows as usize).unwrap();
             assert_eq!((read.keys, read.rows), (table.keys, table.rows));
             assert_eq!((read.sections, read.shift), (table.sections, table.shift));

@@ -89,9 +89,9 @@ impl TablesBuilder {
     /// # Errors
     /// [`HostMemory`](crate::Error::HostMemory), [`Cancelled`](crate::Error::Cancelled).
     pub fn build(&self, numbers: Range<usize>, job: &Job) -> Result<BuiltTables> {
-        let (kept, more) = Table::bytes(self.base.len());
+        let (table_bytes, more) = Table::bytes(self.base.len());
         // Each table, and its bytes in the file.
-        let bytes = numbers.len() * (2 * kept + self.resolved.bytes());
+        let bytes = numbers.len() * (2 * table_bytes + self.resolved.bytes());
         let mut _reserved = job.reserve("hash tables", bytes + numbers.len() * more)?;
         if self.base.is_empty() {
             // A base without rows, which may have no dimensions.

@@ -18,15 +18,15 @@ pub(super) type RaggedLists<T> = (Vec<T>, Vec<usize>);
 
 /// Concatenates the lists of all tasks; returns the start of each list and the end of the last.
 pub(super) fn concat_lists<T>(tasks: Vec<Result<RaggedLists<T>>>) -> Result<RaggedLists<T>> {
-    let count = tasks.iter().flatten().map(|(own, _)| own.len()).sum();
+    let count = tasks.iter().flatten().map(|(items, _)| items.len()).sum();
     let (mut all, mut starts, mut end) = (Vec::with_capacity(count), vec![0], 0);
     for lists in tasks {
-        let (own, counts) = lists?;
+        let (items, counts) = lists?;
         starts.extend(counts.into_iter().map(|count| {
             end += count;
             end
         }));
-        all.extend(own);
+        all.extend(items);
     }
     Ok((all, starts))
 }
@@ -51,8 +51,8 @@ impl ProbedBuckets {
         let queries = (self.starts.len() - 1) / self.tables.max(1);
         let (mut buckets, mut starts) = (Vec::new(), vec![0]);
         for query in 0..queries {
-            for own in self.of(query).skip(tables.start).take(tables.len()) {
-                buckets.extend_from_slice(own);
+            for table_buckets in self.of(query).skip(tables.start).take(tables.len()) {
+                buckets.extend_from_slice(table_buckets);
                 starts.push(buckets.len());
             }
         }

@@ -242,8 +242,8 @@ pub struct PartialTopK {
 }
 
 impl From<NearestInBuckets> for PartialTopK {
-    fn from(found: NearestInBuckets) -> Self {
-        let NearestInBuckets { rows, distances, starts, visited, pairs } = found;
+    fn from(nearest: NearestInBuckets) -> Self {
+        let NearestInBuckets { rows, distances, starts, visited, pairs } = nearest;
         Self { nearest: NearestLists { rows, distances, starts }, visited, pairs }
     }
 }

@@ -48,8 +48,8 @@ pub(super) fn hasher(
     if params.planes == Planes::Trained {
         hasher = hasher.with_training(training, job)?;
     }
-    let (most, asked) = (hasher.most(), params.hashes.unwrap_or(1));
-    if asked <= most {
+    let (most, requested) = (hasher.most(), params.hashes.unwrap_or(1));
+    if requested <= most {
         return Ok(hasher);
     }
     let what = match params.family {
@@ -60,7 +60,7 @@ pub(super) fn hasher(
         ),
         _ => format!("in {dim} dimensions only {most} planes are at right angles to each other"),
     };
-    Err(Error::Unsatisfiable(format!("{} is {asked}, but {what}", params.hashes_name())))
+    Err(Error::Unsatisfiable(format!("{} is {requested}, but {what}", params.hashes_name())))
 }
 
 /// The key of each row in each table. All parameters must be given, and the hash functions must not

@@ -182,11 +182,11 @@ impl StoredTables {
     /// # Errors
     /// [`Error::IndexFile`] if the rows have another number of dimensions.
     pub fn check_rows(&self, rows: &Rows) -> Result<()> {
-        let (found, dim) = (rows.matrix().dim(), self.dim);
-        if rows.is_empty() || found == dim {
+        let (row_dim, dim) = (rows.matrix().dim(), self.dim);
+        if rows.is_empty() || row_dim == dim {
             return Ok(());
         }
-        Err(file::bad(format!("its rows have {found} dimensions, but its tables are of {dim}")))
+        Err(file::bad(format!("its rows have {row_dim} dimensions, but its tables are of {dim}")))
     }
 
     /// Bytes of a table of `rows` rows, with its hash functions.

@@ -26,11 +26,11 @@ impl<P: Space> Context<'_, P> {
             if open == 0 {
                 return Ok(firsts);
             }
-            let ((own, others), pairs) = (self.around(tile), PairCounts::default());
+            let ((tile_node, others), pairs) = (self.around(tile), PairCounts::default());
             let first_of = &first_of;
             let mut search =
-                BorderSearch { core, sets, first_of, own, open, firsts, most: NOISE, pairs };
-            for node in std::iter::once(own).chain(others) {
+                BorderSearch { core, sets, first_of, tile_node, open, firsts, most: NOISE, pairs };
+            for node in std::iter::once(tile_node).chain(others) {
                 self.nearest(&mut search, node)?;
             }
             self.account(search.pairs);
@@ -69,7 +69,8 @@ impl<P: Space> Context<'_, P> {
     /// Looks in a node for earlier clusters within eps of a tile's rows.
     fn nearest(&self, search: &mut BorderSearch<'_>, node: TileNode) -> Result<()> {
         let (bounds, first) = (self.tree.bounds(node), search.first_of[node.index]);
-        if first >= search.most || self.pruning.is_apart(self.tree.bounds(search.own), bounds) {
+        if first >= search.most || self.pruning.is_apart(self.tree.bounds(search.tile_node), bounds)
+        {
             return Ok(());
         }
         if let Some((left, right)) = node.children() {
@@ -78,15 +79,15 @@ impl<P: Space> Context<'_, P> {
         }
         self.job.check()?;
         let BorderSearch { core, sets, .. } = *search;
-        let (own, tile) = (search.own.tile(), node.tile());
+        let (row_tile, tile) = (search.tile_node.tile(), node.tile());
         let is_open = |lane: &u32| first < search.firsts[*lane as usize];
         let rows = lanes_of(search.open).filter(is_open).fold(0, |rows, lane| rows | 1 << lane);
-        let rows = self.rows_near(own, rows, bounds);
+        let rows = self.rows_near(row_tile, rows, bounds);
         let others = TileRows { tile, rows: core[tile] };
-        let candidates = self.space.candidates(TileRows { tile: own, rows }, others);
+        let candidates = self.space.candidates(TileRows { tile: row_tile, rows }, others);
         for lane in lanes_of(rows) {
             let candidates = TileRows { tile, rows: candidates[lane as usize] & core[tile] };
-            let row = TileRow { tile: own, lane };
+            let row = TileRow { tile: row_tile, lane };
             let near = self.near(row, candidates, u32::MAX, &mut search.pairs);
             let firsts = lanes_of(near).map(|lane| sets.first(self.tree.row(tile, lane)));
             let first = &mut search.firsts[lane as usize];
@@ -104,7 +105,7 @@ struct BorderSearch<'a> {
     sets: &'a UnionFind,
     /// For each node, the first cluster with a core row there.
     first_of: &'a [u32],
-    own: TileNode,
+    tile_node: TileNode,
     /// The tile's rows that are not core.
     open: u64,
     /// The first cluster found for each row.

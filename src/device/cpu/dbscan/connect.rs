@@ -154,23 +154,23 @@ impl<P: Space> CoreConnector<'_, P> {
         let Context { tree, job, .. } = self.context;
         job.check()?;
         let tile = node.tile();
-        let (mut open, mut found, mut pairs) = (self.core[tile], 0u64, PairCounts::default());
+        let (mut open, mut frontier, mut pairs) = (self.core[tile], 0u64, PairCounts::default());
         let all = TileRows { tile, rows: open };
         let candidates = self.context.space.candidates(all, all);
-        // A search from row to row: each row found looks for further open rows of the tile.
+        // A search from row to row: each row of the frontier looks for further open rows of the tile.
         while open != 0 {
-            if found == 0 {
-                found = open & open.wrapping_neg();
-                open ^= found;
+            if frontier == 0 {
+                frontier = open & open.wrapping_neg();
+                open ^= frontier;
             }
-            let lane = found.trailing_zeros();
-            found ^= 1 << lane;
+            let lane = frontier.trailing_zeros();
+            frontier ^= 1 << lane;
             let candidates = TileRows { tile, rows: candidates[lane as usize] & open };
             let row = TileRow { tile, lane };
             let near = self.context.near(row, candidates, u32::MAX, &mut pairs);
             let row = tree.row(tile, lane);
             lanes_of(near).for_each(|other| self.sets.join(row, tree.row(tile, other)));
-            (open, found) = (open ^ near, found | near);
+            (open, frontier) = (open ^ near, frontier | near);
         }
         self.context.account(pairs);
         self.know_tile(node);
@@ -181,21 +181,22 @@ impl<P: Space> CoreConnector<'_, P> {
     fn between_tiles(&self, a: TileNode, b: TileNode) -> Result<()> {
         let Context { tree, job, .. } = self.context;
         job.check()?;
-        let (own, other, bounds) = (a.tile(), b.tile(), tree.bounds(b));
+        let (row_tile, other, bounds) = (a.tile(), b.tile(), tree.bounds(b));
         let mut pairs = PairCounts::default();
-        let rows = self.context.rows_near(own, self.core[own], bounds);
+        let rows = self.context.rows_near(row_tile, self.core[row_tile], bounds);
         let others = TileRows { tile: other, rows: self.core[other] };
-        let candidates = self.context.space.candidates(TileRows { tile: own, rows }, others);
+        let candidates = self.context.space.candidates(TileRows { tile: row_tile, rows }, others);
         for lane in lanes_of(rows) {
-            let (row, known) = (tree.row(own, lane), self.known(b));
+            let (row, known) = (tree.row(row_tile, lane), self.known(b));
             if known < EMPTY && self.sets.first(row) == self.sets.first(known) {
                 continue;
             }
             // One pair is enough where all core rows of the other tile are joined.
             let most = if known < EMPTY { 1 } else { u32::MAX };
             let rows = candidates[lane as usize] & self.core[other];
-            let (own, candidates) = (TileRow { tile: own, lane }, TileRows { tile: other, rows });
-            let near = self.context.near(own, candidates, most, &mut pairs);
+            let (row_in_tile, candidates) =
+                (TileRow { tile: row_tile, lane }, TileRows { tile: other, rows });
+            let near = self.context.near(row_in_tile, candidates, most, &mut pairs);
             if near == 0 {
                 continue;
             }

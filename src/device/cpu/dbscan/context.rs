@@ -45,7 +45,7 @@ impl<P: Space> Context<'_, P> {
     /// The candidates that are within eps of a row: all of them, or at least `most`. A row is within eps of itself.
     pub fn near(
         &self,
-        TileRow { tile: own, lane }: TileRow,
+        TileRow { tile: row_tile, lane }: TileRow,
         TileRows { tile, rows: candidates }: TileRows,
         most: u32,
         pairs: &mut PairCounts,
@@ -55,10 +55,10 @@ impl<P: Space> Context<'_, P> {
         if candidates == 0 {
             return 0;
         }
-        let (row, others) = (self.tree.row(own, lane) as usize, self.tree.rows_of(tile));
+        let (row, others) = (self.tree.row(row_tile, lane) as usize, self.tree.rows_of(tile));
         let (near, rechecked) = self.space.near(row, tile, others, candidates, most);
         pairs.rechecked += u64::from((rechecked & rows).count_ones());
-        (near | if own == tile { 1 << lane } else { 0 }) & candidates & rows
+        (near | if row_tile == tile { 1 << lane } else { 0 }) & candidates & rows
     }
 
     /// Accounts for pairs compared.

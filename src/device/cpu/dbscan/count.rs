@@ -38,7 +38,7 @@ impl NeighborCounts {
 
 /// A tile whose rows are counted.
 struct Counting<'a> {
-    own: TileNode,
+    tile_node: TileNode,
     weights: &'a Weights,
     counts: NeighborCounts,
     tested: u64,
@@ -59,9 +59,9 @@ impl<P: Space> Context<'_, P> {
     fn core_of(&self, tile: usize, weights: &Weights) -> Result<u64> {
         let counts = NeighborCounts::of(self.tree.lanes(tile));
         let (tested, pruned, pairs) = (0, 0, PairCounts::default());
-        let (own, others) = self.around(tile);
-        let mut counting = Counting { own, weights, counts, tested, pruned, pairs };
-        for node in std::iter::once(own).chain(others) {
+        let (tile_node, others) = self.around(tile);
+        let mut counting = Counting { tile_node, weights, counts, tested, pruned, pairs };
+        for node in std::iter::once(tile_node).chain(others) {
             self.count(&mut counting, node)?;
         }
         add(&self.counters.tested, counting.tested);
@@ -87,12 +87,13 @@ impl<P: Space> Context<'_, P> {
             return Ok(());
         }
         counting.tested += 1;
-        let (own, other) = (self.tree.bounds(counting.own), self.tree.bounds(node));
-        if self.pruning.is_apart(own, other) {
+        let (tile_bounds, node_bounds) =
+            (self.tree.bounds(counting.tile_node), self.tree.bounds(node));
+        if self.pruning.is_apart(tile_bounds, node_bounds) {
             counting.pruned += 1;
             return Ok(());
         }
-        if self.pruning.is_within(own, other) {
+        if self.pruning.is_within(tile_bounds, node_bounds) {
             counting.pruned += 1;
             let all = counting.weights.of_tiles(node.tiles(), self.tree.rows_in(node));
             for lane in lanes_of(counting.counts.open) {
@@ -105,17 +106,17 @@ impl<P: Space> Context<'_, P> {
             return self.count(counting, right);
         }
         self.job.check()?;
-        let (own, tile) = (counting.own.tile(), node.tile());
+        let (row_tile, tile) = (counting.tile_node.tile(), node.tile());
         let mut rows = counting.counts.open;
-        if own != tile {
-            rows = self.rows_near(own, rows, other);
+        if row_tile != tile {
+            rows = self.rows_near(row_tile, rows, node_bounds);
         }
         let all = TileRows { tile, rows: u64::MAX };
-        let candidates = self.space.candidates(TileRows { tile: own, rows }, all);
+        let candidates = self.space.candidates(TileRows { tile: row_tile, rows }, all);
         for lane in lanes_of(rows) {
             let candidates = TileRows { tile, rows: candidates[lane as usize] };
             let most = counting.counts.missing(lane, counting.weights);
-            let row = TileRow { tile: own, lane };
+            let row = TileRow { tile: row_tile, lane };
             let near = self.near(row, candidates, most, &mut counting.pairs);
             let more = counting.weights.of_lanes(tile, near);
             counting.counts.add(lane, more, counting.weights);

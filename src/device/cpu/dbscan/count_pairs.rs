@@ -65,10 +65,10 @@ impl<P: Space> Context<'_, P> {
         weights: &Weights,
         pairs: &mut PairCounts,
     ) -> Result<()> {
-        let (own, other) = (a.node.tile(), b.node.tile());
+        let (tile_of_a, tile_of_b) = (a.node.tile(), b.node.tile());
         let open = a.open();
         // Of one tile, all pairs are seen from both rows.
-        let open_others = if own == other { 0 } else { b.open() };
+        let open_others = if tile_of_a == tile_of_b { 0 } else { b.open() };
         if open | open_others == 0 {
             return Ok(());
         }
@@ -78,20 +78,23 @@ impl<P: Space> Context<'_, P> {
             add(&self.counters.pruned, 1);
             return Ok(());
         }
-        let rows = if open_others == 0 { open } else { self.tree.lanes(own) };
-        let others = if open == 0 { open_others } else { self.tree.lanes(other) };
-        let (of_a, of_b) = (TileRows { tile: own, rows }, TileRows { tile: other, rows: others });
+        let rows = if open_others == 0 { open } else { self.tree.lanes(tile_of_a) };
+        let others = if open == 0 { open_others } else { self.tree.lanes(tile_of_b) };
+        let (of_a, of_b) =
+            (TileRows { tile: tile_of_a, rows }, TileRows { tile: tile_of_b, rows: others });
         let candidates = self.space.candidates(of_a, of_b);
         let mut near = [0; LANES];
         for lane in lanes_of(rows) {
             let counted = if open >> lane & 1 == 1 { others } else { open_others };
             let most = if open_others == 0 { a.lock().missing(lane, weights) } else { u32::MAX };
-            let candidates = TileRows { tile: other, rows: candidates[lane as usize] & counted };
-            near[lane as usize] = self.near(TileRow { tile: own, lane }, candidates, most, pairs);
+            let candidates =
+                TileRows { tile: tile_of_b, rows: candidates[lane as usize] & counted };
+            near[lane as usize] =
+                self.near(TileRow { tile: tile_of_a, lane }, candidates, most, pairs);
         }
         let mut counts = a.lock();
         for lane in lanes_of(open).filter(|lane| near[*lane as usize] != 0) {
-            counts.add(lane, weights.of_lanes(other, near[lane as usize]), weights);
+            counts.add(lane, weights.of_lanes(tile_of_b, near[lane as usize]), weights);
         }
         a.unlock(counts);
         if open_others == 0 {
@@ -99,7 +102,7 @@ impl<P: Space> Context<'_, P> {
         }
         let mut counts = b.lock();
         for lane in lanes_of(rows) {
-            let one = weights.of_lanes(own, 1 << lane);
+            let one = weights.of_lanes(tile_of_a, 1 << lane);
             let near = near[lane as usize] & open_others;
             lanes_of(near).for_each(|other| counts.add(other, one, weights));
         }

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `tree`, `tiles` | rows in an order, tiles, boxes |
 //! | `space`, `real_space`, `bit_space` | rows as coordinates, and in tiles |
-//! | `box_pruning` | tests of boxes: apart, or within eps |
+//! | `box_pruning` | tests of boxes: farther apart than eps, or within it |
 //! | `tile_kernel` | a row against a tile |
 //! | `values`, `projected_filter`, `projection`, `principal_directions` | rows in many dimensions |
 //! | `context`, `count`, `count_pairs`, `connect`, `border` | the three steps, and their context |
@@ -72,24 +72,24 @@ impl DbscanDevice for CpuDevice {
         let job = if ranges.len() > 1 { &part } else { job };
         let (large, small): (Vec<_>, Vec<_>) =
             ranges.into_iter().partition(|range| range.len() >= LARGE_GROUP);
-        let mut take = |range: Range<usize>, found: Components| {
-            all.core[range.clone()].copy_from_slice(&found.core);
-            let first = found.first.into_iter().map(|first| match first {
+        let mut take = |range: Range<usize>, components: Components| {
+            all.core[range.clone()].copy_from_slice(&components.core);
+            let first = components.first.into_iter().map(|first| match first {
                 NOISE => NOISE,
                 first => range.start as u32 + first,
             });
             all.first[range.clone()].iter_mut().zip(first).for_each(|(to, first)| *to = first);
-            all.work += found.work;
+            all.work += components.work;
         };
         for range in large {
-            let found = group(input, range.clone(), self.level, job)?;
-            take(range, found);
+            let components = group(input, range.clone(), self.level, job)?;
+            take(range, components);
         }
         let alone =
             |range: Range<usize>| Ok((group(input, range.clone(), self.level, job)?, range));
-        let found = small.into_par_iter().map(alone);
-        for (found, range) in found.collect::<Result<Vec<_>>>()? {
-            take(range, found);
+        let grouped = small.into_par_iter().map(alone);
+        for (components, range) in grouped.collect::<Result<Vec<_>>>()? {
+            take(range, components);
         }
         Ok(all)
     }
@@ -106,15 +106,17 @@ fn group(
     if rows.is_empty() {
         return Ok(Components::default());
     }
-    let own = DbscanInput {
+    let group_input = DbscanInput {
         rows: &rows,
         weights: input.weights.map(|weights| &weights[range]),
         ..*input
     };
     match rows.matrix().kind() {
-        ElementKind::Bits => components(BitSpace::new(&rows, input.within, level), &own, job),
-        ElementKind::F32 => of_numbers::<f32>(&own, level, job),
-        ElementKind::F64 => of_numbers::<f64>(&own, level, job),
+        ElementKind::Bits => {
+            components(BitSpace::new(&rows, input.within, level), &group_input, job)
+        }
+        ElementKind::F32 => of_numbers::<f32>(&group_input, level, job),
+        ElementKind::F64 => of_numbers::<f64>(&group_input, level, job),
         ElementKind::Sets => Err(Error::InvalidArgument("dbscan: rows are sets".to_string())),
     }
 }

@@ -183,16 +183,19 @@ mod tests {
             for row in sample.chunks_exact(dim) {
                 leading.project(row, &mut projected);
                 let length = dot(row, row).sqrt();
-                let kept = dot(&projected, &projected).sqrt();
+                let projected_length = dot(&projected, &projected).sqrt();
                 let error = leading.error() * length;
-                assert!(kept <= length + error && kept >= share * length, "{kept} of {length}");
+                assert!(
+                    projected_length <= length + error && projected_length >= share * length,
+                    "{projected_length} of {length}"
+                );
                 for (x, direction) in projected.iter().zip(leading.directions.chunks_exact(dim)) {
                     let exact = f64::from(leading.shrink) * dot(direction, row);
                     assert!((f64::from(*x) - exact).abs() <= error);
                 }
             }
         }
-        // Fewer directions than asked for, and none.
+        // Fewer directions than requested, and none.
         let alike = PrincipalDirections::of(&[1.0; 5 * 3], 3, 2);
         let mut projected = [0.0; 2];
         alike.project(&[3.0, 3.0, 3.0], &mut projected);

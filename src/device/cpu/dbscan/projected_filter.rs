@@ -3,9 +3,9 @@
 //!
 //! With z a row less the centre and p its projection on a few directions, which is never longer, let `t = √(‖z‖² −
 //! ‖p‖²)`. Then `x · y ≤ p(x) · p(y) + t(x) t(y)` by the Cauchy–Schwarz inequality: one more dimension holds t, and a
-//! pair within reach has
+//! pair within eps has
 //!
-//! p(x) · p(y) + t(x) t(y) − ‖z(y)‖² / 2 ≥ (‖z(x)‖² − reach²) / 2.
+//! p(x) · p(y) + t(x) t(y) − ‖z(y)‖² / 2 ≥ (‖z(x)‖² − eps²) / 2.
 //!
 //! Rows are scaled to a length of at most [`LENGTH`], and rounded to integers. With the rounding error e of each row,
 //! x · y errs by at most ‖x‖ e(y) + e(x) ‖y‖ + e(x) e(y).
@@ -44,10 +44,11 @@ pub(super) struct ProjectedFilter<'a, T> {
     /// `(inside, outside)`: an f64 sum in any order is certainly within eps up to `inside`, certainly not above
     /// `outside`.
     limits: (f64, f64),
-    /// Every row's projection on directions, or the first of all dimensions, scaled; and its squared
-    /// length.
+    /// Every row's projection on directions, or the first of all dimensions, scaled.
     projected: Vec<f32>,
-    kept: usize,
+    /// The number of its dimensions.
+    stored_dims: usize,
+    /// Every row's squared length.
     squares: Vec<f64>,
     /// Pairs of dimensions of a row that is multiplied.
     width: usize,
@@ -80,11 +81,11 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
     ) -> Result<Result<Self, Values<'a, T>>> {
         let Some(projection) = Projection::new(&values, job)? else { return Ok(Err(values)) };
         let (rows, count) = (values.rows(), projection.count());
-        let kept = if projection.leading.is_some() { count } else { count.min(COORDINATES) };
-        let bytes = rows * (kept * size_of::<f32>() + size_of::<f64>());
+        let stored_dims = if projection.leading.is_some() { count } else { count.min(COORDINATES) };
+        let bytes = rows * (stored_dims * size_of::<f32>() + size_of::<f64>());
         let _of_projections = job.reserve("projections of rows", bytes)?;
-        let (mut projected, mut squares) = (vec![0.0; rows * kept], vec![0.0; rows]);
-        let parts = projected.par_chunks_mut(UNCHECKED * kept);
+        let (mut projected, mut squares) = (vec![0.0; rows * stored_dims], vec![0.0; rows]);
+        let parts = projected.par_chunks_mut(UNCHECKED * stored_dims);
         let parts = parts.zip(squares.par_chunks_mut(UNCHECKED)).enumerate();
         parts.try_for_each(|(part, (projected, squares))| {
             let first = part * UNCHECKED;
@@ -97,7 +98,7 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
             values,
             projection,
             projected,
-            kept,
+            stored_dims,
             squares,
             tile_dot: TileDot::new(level),
             arch: level.arch(),
@@ -109,9 +110,9 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
         }))
     }
 
-    /// The part of a row's projection that is kept.
-    fn kept(&self, row: usize) -> &[f32] {
-        &self.projected[row * self.kept..][..self.kept]
+    /// The stored dimensions of a row's projection.
+    fn stored_projection(&self, row: usize) -> &[f32] {
+        &self.projected[row * self.stored_dims..][..self.stored_dims]
     }
 
     /// Rounds a row to `numbers`, which must be 0 before. `scaled` is a buffer for its values.
@@ -121,7 +122,7 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
             return RowLengths::default();
         }
         let coordinates = if self.projection.leading.is_some() {
-            self.kept(row)
+            self.stored_projection(row)
         } else {
             self.projection.scale(&self.values, row, scaled);
             scaled
@@ -154,31 +155,31 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
     }
 
     /// For some rows of a tile, the rows of another that may be within eps, as bits.
-    fn passing(&self, TileRows { tile: own, rows }: TileRows, tile: usize) -> [u64; LANES] {
-        let mut found = [0; LANES];
+    fn passing(&self, TileRows { tile: row_tile, rows }: TileRows, tile: usize) -> [u64; LANES] {
+        let mut masks = [0; LANES];
         let (others, mut lanes) = (self.tile_of(tile), lanes_of(rows));
         while let Some(first) = lanes.next() {
             // A partial group repeats its first row.
             let group: [u32; QUERIES] =
                 std::array::from_fn(|i| if i == 0 { first } else { lanes.next().unwrap_or(first) });
-            let least = group.map(|lane| self.least[own * LANES + lane as usize]);
-            let queries = TileQueries { tile: self.tile_of(own), rows: group, least };
+            let least = group.map(|lane| self.least[row_tile * LANES + lane as usize]);
+            let queries = TileQueries { tile: self.tile_of(row_tile), rows: group, least };
             let passed = self.tile_dot.passing(others, &self.starts[tile], &queries);
-            group.iter().zip(passed).for_each(|(lane, passed)| found[*lane as usize] = passed);
+            group.iter().zip(passed).for_each(|(lane, passed)| masks[*lane as usize] = passed);
         }
-        found
+        masks
     }
 
     /// Sets initial sums and thresholds.
     fn bound(&mut self, rounded: &[RowLengths]) {
         let most = |of: fn(&RowLengths) -> f64| rounded.iter().map(of).fold(0.0, f64::max);
         let (longest, worst) = (most(|row| row.length), most(|row| row.error));
-        let reach = self.projection.reach * LENGTH * LENGTH;
+        let squared_eps = self.projection.squared_eps * LENGTH * LENGTH;
         // Sums of rows that always pass exceed every threshold.
         let least = |row: &RowLengths| {
             let slack = row.length * worst + row.error * (longest + worst);
             row.square.map_or(i32::MIN, |square| {
-                ((square - reach) * 0.5 - slack * (1.0 + 1e-9) - 2.0).floor() as i32
+                ((square - squared_eps) * 0.5 - slack * (1.0 + 1e-9) - 2.0).floor() as i32
             })
         };
         self.least = rounded.iter().map(least).collect();
@@ -247,7 +248,7 @@ impl<T: SimdReal> Coordinates for ProjectedFilter<'_, T> {
     }
 
     fn coordinate(&self, row: usize, i: usize) -> f64 {
-        f64::from(self.kept(row)[i])
+        f64::from(self.stored_projection(row)[i])
     }
 }
 
@@ -259,7 +260,7 @@ impl<T: SimdReal> Space for ProjectedFilter<'_, T> {
         let error = 2.0 * self.projection.longest * self.projection.error();
         let is_known = self.projection.longest < FARTHEST;
         BoxPruning::beyond(if is_known {
-            (self.projection.reach.sqrt() + error).powi(2)
+            (self.projection.squared_eps.sqrt() + error).powi(2)
         } else {
             f64::INFINITY
         })
@@ -301,13 +302,13 @@ impl<T: SimdReal> Space for ProjectedFilter<'_, T> {
             return self.passing(rows, others.tile);
         }
         // The fewer rows are compared with a whole tile.
-        let (passing, mut found) = (self.passing(others, rows.tile), [0; LANES]);
+        let (passing, mut masks) = (self.passing(others, rows.tile), [0; LANES]);
         for lane in lanes_of(others.rows) {
             for row in lanes_of(passing[lane as usize] & rows.rows) {
-                found[row as usize] |= 1 << lane;
+                masks[row as usize] |= 1 << lane;
             }
         }
-        found
+        masks
     }
 
     fn near(&self, row: usize, _: usize, rows: &[u32], candidates: u64, most: u32) -> (u64, u64) {

@@ -40,7 +40,7 @@ pub(super) struct Projection {
     /// The length of the longest row, scaled.
     pub longest: f64,
     /// The largest squared distance that may be within eps, of scaled rows.
-    pub reach: f64,
+    pub squared_eps: f64,
     /// Directions to project on; `None` for all dimensions as they are.
     pub leading: Option<PrincipalDirections>,
 }
@@ -70,15 +70,15 @@ impl Projection {
             centre,
             scale: 1.0,
             longest: 1.0,
-            reach: values.within.bounds_of_boxes(dim).0,
+            squared_eps: values.within.bounds_of_boxes(dim).0,
             leading: None,
         };
         let (radius, longest) = projection.lengths(values, job)?;
         projection.scale = 1.0 / radius;
         projection.longest = longest * projection.scale;
-        projection.reach *= projection.scale * projection.scale * (1.0 + 1e-9);
+        projection.squared_eps *= projection.scale * projection.scale * (1.0 + 1e-9);
         // Squares far from over- and underflow; not all rows within eps of each other.
-        if !(1e-100..1e100).contains(&radius) || projection.reach > 4.0 {
+        if !(1e-100..1e100).contains(&radius) || projection.squared_eps > 4.0 {
             return Ok(None);
         }
         job.check()?;
@@ -136,9 +136,9 @@ impl Projection {
         match &self.leading {
             Some(leading) => leading.project(&scaled, projected),
             None => {
-                let kept = projected.len() / squares.len();
-                let rows = projected.chunks_exact_mut(kept).zip(scaled.chunks_exact(dim));
-                rows.for_each(|(to, row)| to.copy_from_slice(&row[..kept]));
+                let stored_dims = projected.len() / squares.len();
+                let rows = projected.chunks_exact_mut(stored_dims).zip(scaled.chunks_exact(dim));
+                rows.for_each(|(to, row)| to.copy_from_slice(&row[..stored_dims]));
             }
         }
     }
@@ -175,12 +175,12 @@ impl Projection {
         let mut projected = vec![0.0; squares.len() * leading.count()];
         leading.project(&sample, &mut projected);
         let exactly =
-            share(&ProjectionBounds::new(&sample, dim, &squares).bounds_in(dim), self.reach);
+            share(&ProjectionBounds::new(&sample, dim, &squares).bounds_in(dim), self.squared_eps);
         let mut bounds = ProjectionBounds::new(&projected, leading.count(), &squares);
         let mut best = (plan::filter_cost(dim, dim as f64, exactly), None);
         for count in (STEP..=leading.count()).step_by(STEP) {
             let products = count as f64 + plan::projection_cost(dim, count, rows);
-            let passing = share(&bounds.bounds_in(count), self.reach);
+            let passing = share(&bounds.bounds_in(count), self.squared_eps);
             let cost = plan::filter_cost(dim, products, passing);
             if cost < best.0 {
                 best = (cost, Some(count));
@@ -229,8 +229,8 @@ impl<'a> ProjectionBounds<'a> {
     }
 }
 
-/// The share of squared distances that are within reach.
-fn share(bounds: &[f64], reach: f64) -> f64 {
-    let within = bounds.iter().filter(|bounds| **bounds <= reach).count();
+/// The share of squared distances that are at most `limit`.
+fn share(bounds: &[f64], limit: f64) -> f64 {
+    let within = bounds.iter().filter(|bounds| **bounds <= limit).count();
     within as f64 / bounds.len().max(1) as f64
 }

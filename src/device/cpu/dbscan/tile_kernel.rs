@@ -125,10 +125,11 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
             }
             if self.sum == Sum::Products {
                 let one = T::splat(simd, T::ONE);
-                let own = T::splat(simd, self.inverse);
+                let inverse = T::splat(simd, self.inverse);
                 let others = &T::vectors::<S>(self.inverses)[first..first + BESIDE];
                 for (sum, other) in sums.iter_mut().zip(others) {
-                    *sum = T::minus(simd, one, T::times(simd, *sum, T::times(simd, own, *other)));
+                    *sum =
+                        T::minus(simd, one, T::times(simd, *sum, T::times(simd, inverse, *other)));
                 }
             }
             if is_beyond(simd, &sums, self.limits.1) {

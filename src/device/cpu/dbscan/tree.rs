@@ -77,19 +77,19 @@ impl Tree {
     /// Bytes of a tree of this many rows and coordinates, and further bytes while it is built.
     fn bytes(rows: usize, coordinates: usize) -> (usize, usize) {
         let nodes = 2 * rows.div_ceil(LANES);
-        let kept = rows * size_of::<u32>() + nodes * 2 * coordinates * size_of::<f64>();
-        (kept, rows * spatial_order::BUILDING)
+        let tree_bytes = rows * size_of::<u32>() + nodes * 2 * coordinates * size_of::<f64>();
+        (tree_bytes, rows * spatial_order::BUILDING)
     }
 
     /// Orders rows, of which there is at least one.
     pub fn new(space: &impl Space, job: &Job) -> Result<Self> {
         let (rows, coordinates) = (space.rows(), space.coordinates());
-        let (kept, building) = Self::bytes(rows, coordinates);
-        let mut reserved = job.reserve("a tree of bounding boxes", kept + building)?;
+        let (tree_bytes, building) = Self::bytes(rows, coordinates);
+        let mut reserved = job.reserve("a tree of bounding boxes", tree_bytes + building)?;
         let order =
             order_by_bisection(space, Bisection { rows: LANES, left: |tiles| tiles / 2 }, job)?;
         let root = TileNode::root(rows);
-        reserved.shrink_to(kept);
+        reserved.shrink_to(tree_bytes);
         let mut boxes = vec![0.0; root.nodes() * 2 * coordinates];
         bound(space, root, &order, &mut boxes, job)?;
         Ok(Self { order, boxes, coordinates, _reserved: reserved })
@@ -137,8 +137,8 @@ fn bound(
     job: &Job,
 ) -> Result<()> {
     let width = 2 * space.coordinates();
-    let (own, below) = boxes.split_at_mut(width);
-    let (low, high) = own.split_at_mut(space.coordinates());
+    let (node_box, below) = boxes.split_at_mut(width);
+    let (low, high) = node_box.split_at_mut(space.coordinates());
     let Some((left, right)) = node.children() else {
         job.check()?;
         low.fill(f64::INFINITY);

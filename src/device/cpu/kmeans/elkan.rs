@@ -45,7 +45,7 @@ pub(in crate::device::cpu) struct Elkan<T> {
     /// Number of bounds of a row: `k`, rounded up to a multiple of [`TOGETHER`].
     stride: usize,
     /// For each row, an upper bound on the distance to its own centroid.
-    own: Vec<f32>,
+    upper: Vec<f32>,
     /// For each row and centroid, a lower bound on their distance plus the centroid's `moved` at that time; [`NEVER`]
     /// for the row's own centroid.
     least: Vec<u16>,
@@ -65,7 +65,7 @@ struct ElkanBlock<'a> {
     /// The number of the first.
     first: u32,
     labels: &'a mut [u32],
-    own: &'a mut [f32],
+    upper: &'a mut [f32],
     least: &'a mut [u16],
 }
 
@@ -87,7 +87,7 @@ struct Uncertain {
     /// Its number in the block.
     row: usize,
     /// Its previous centroid, and bounds on the distance to that.
-    own: u32,
+    label: u32,
     distance_bounds: DistanceBounds,
     /// Number of other centroids that it is compared with.
     others: usize,
@@ -131,7 +131,7 @@ impl<T: SimdReal> Elkan<T> {
             measure,
             rounded,
             stride,
-            own: vec![f32::INFINITY; rows.len()],
+            upper: vec![f32::INFINITY; rows.len()],
             least: vec![0; rows.len() * stride],
             moved: vec![0; stride],
             before: Vec::new(),
@@ -185,7 +185,7 @@ impl<T: SimdReal> Elkan<T> {
     ) -> (Work, usize) {
         let all = if begins { self.begin(centroids, block, scratch) } else { 0 };
         self.find_uncertain(centroids, block, scratch);
-        let own = scratch.pairs.len();
+        let label_pairs = scratch.pairs.len();
         self.compare(centroids, scratch);
         let with_others = self.find_near(centroids, block, scratch);
         let others = scratch.pairs.len();
@@ -193,7 +193,7 @@ impl<T: SimdReal> Elkan<T> {
         self.choose(centroids, block, scratch);
         self.renew(block, scratch);
         let computed = scratch.computed.len();
-        let (pairs, rechecked) = ((all + own + others + computed) as u64, computed as u64);
+        let (pairs, rechecked) = ((all + label_pairs + others + computed) as u64, computed as u64);
         (Work { pairs, rechecked, ..Work::default() }, with_others)
     }
 
@@ -216,10 +216,10 @@ impl<T: SimdReal> Elkan<T> {
         let (nearest, rows) = (&mut nearest[..rows], first..first + rows);
         let least = &mut *block.least;
         self.rounded.bounds_to_all(&centroids.rounded, rows, pairs, sums, least, nearest);
-        let bounds = block.labels.iter_mut().zip(&mut *block.own);
+        let bounds = block.labels.iter_mut().zip(&mut *block.upper);
         let each = bounds.zip(block.least.chunks_exact_mut(self.stride)).zip(&*nearest);
-        each.for_each(|(((label, own), least), nearest)| {
-            (*label, *own) = *nearest;
+        each.for_each(|(((label, upper), least), nearest)| {
+            (*label, *upper) = *nearest;
             least[k..].fill(NEVER);
             least[*label as usize] = NEVER;
         });
@@ -236,15 +236,15 @@ impl<T: SimdReal> Elkan<T> {
         let ElkanScratch { uncertain, pairs, .. } = scratch;
         uncertain.clear();
         pairs.clear();
-        let rows = block.labels.iter().zip(&mut *block.own);
-        for (row, ((label, own), least)) in
+        let rows = block.labels.iter().zip(&mut *block.upper);
+        for (row, ((label, upper), least)) in
             rows.zip(block.least.chunks_exact(self.stride)).enumerate()
         {
-            *own = (*own + centroids.moved[*label as usize]) * (1.0 + 2.0 * f32::EPSILON);
-            let most = whole(centroids.bound(*own));
+            *upper = (*upper + centroids.moved[*label as usize]) * (1.0 + 2.0 * f32::EPSILON);
+            let most = whole(centroids.bound(*upper));
             if self.few_are_certain || self.measure.level.least(self.bounds(least)) <= most {
-                let distance_bounds = DistanceBounds { least: 0.0, most: *own };
-                uncertain.push(Uncertain { row, own: *label, distance_bounds, others: 0 });
+                let distance_bounds = DistanceBounds { least: 0.0, most: *upper };
+                uncertain.push(Uncertain { row, label: *label, distance_bounds, others: 0 });
                 pairs.push((block.first + row as u32, *label));
             }
         }
@@ -262,11 +262,11 @@ impl<T: SimdReal> Elkan<T> {
         pairs.clear();
         let mut with_others = 0;
         for (of, distance_bounds) in uncertain.iter_mut().zip(&*distance_bounds) {
-            let own = &mut block.own[of.row];
-            *own = own.min(distance_bounds.most);
+            let upper = &mut block.upper[of.row];
+            *upper = upper.min(distance_bounds.most);
             of.distance_bounds = *distance_bounds;
             let least = &block.least[of.row * self.stride..][..self.stride];
-            let most = whole(centroids.bound(*own));
+            let most = whole(centroids.bound(*upper));
             self.measure.level.within(self.bounds(least), most, near);
             let row = block.first + of.row as u32;
             pairs.extend(near.iter().map(|other| (row, *other)));
@@ -290,14 +290,14 @@ impl<T: SimdReal> Elkan<T> {
         for of in uncertain.iter() {
             let others = (&pairs[..of.others], &distance_bounds[..of.others]);
             (pairs, distance_bounds) = (&pairs[of.others..], &distance_bounds[of.others..]);
-            let own = (block.first + of.row as u32, of.own);
-            let (mut nearest, mut most) = (own, block.own[of.row]);
+            let label_pair = (block.first + of.row as u32, of.label);
+            let (mut nearest, mut most) = (label_pair, block.upper[of.row]);
             for (pair, distance_bounds) in others.0.iter().zip(others.1) {
                 if distance_bounds.most < most {
                     (nearest, most) = (*pair, distance_bounds.most);
                 }
             }
-            (block.labels[of.row], block.own[of.row]) = (nearest.1, most);
+            (block.labels[of.row], block.upper[of.row]) = (nearest.1, most);
             let (bound, before) = (centroids.bound(most), computed.len());
             let mut take = |pair: (u32, u32), distance_bounds: &DistanceBounds| {
                 if distance_bounds.least <= bound && pair != nearest {
@@ -309,7 +309,7 @@ impl<T: SimdReal> Elkan<T> {
                 .iter()
                 .zip(others.1)
                 .for_each(|(pair, distance_bounds)| take(*pair, distance_bounds));
-            take(own, &of.distance_bounds);
+            take(label_pair, &of.distance_bounds);
             if computed.len() > before {
                 computed.push(nearest);
             }
@@ -326,19 +326,19 @@ impl<T: SimdReal> Elkan<T> {
     ) {
         let Measure { metric, level, .. } = self.measure;
         let mut last: Option<(u32, T, u32)> = None;
-        let found = |(row, centroid): (u32, u32), sum: T| {
+        let on_sum = |(row, centroid): (u32, u32), sum: T| {
             let (at, cost) = ((row - block.first) as usize, metric.distance(sum));
             let is_nearer = last.is_none_or(|(before, least, nearest)| {
                 before != row || (cost, centroid) < (least, nearest)
             });
             if is_nearer {
                 last = Some((row, cost, centroid));
-                (block.labels[at], block.own[at]) = (centroid, centroids.most(cost));
+                (block.labels[at], block.upper[at]) = (centroid, centroids.most(cost));
             }
         };
         let (queries, base) = (self.rows.reals().unwrap_or_default(), centroids.values);
         let dim = self.rows.matrix().dim();
-        exact::PairSums { metric, queries, base, dim, pairs, found }.compute(level);
+        exact::PairSums { metric, queries, base, dim, pairs, on_sum }.compute(level);
     }
 
     /// Renews the bounds of uncertain rows by the comparisons of this round.
@@ -354,10 +354,10 @@ impl<T: SimdReal> Elkan<T> {
                 let bound = &mut least[*other as usize];
                 *bound = learnt(*other, distance_bounds).max(*bound);
             }
-            let own = block.labels[of.row];
-            if own != of.own {
-                least[of.own as usize] = learnt(of.own, &of.distance_bounds);
-                least[own as usize] = NEVER;
+            let label = block.labels[of.row];
+            if label != of.label {
+                least[of.label as usize] = learnt(of.label, &of.distance_bounds);
+                least[label as usize] = NEVER;
             }
         }
     }
@@ -365,7 +365,7 @@ impl<T: SimdReal> Elkan<T> {
     /// Leaves all further rounds to searches.
     fn give_up(&mut self) {
         self.is_given_up = true;
-        (self.own, self.least, self.moved) = (Vec::new(), Vec::new(), Vec::new());
+        (self.upper, self.least, self.moved) = (Vec::new(), Vec::new(), Vec::new());
         self.rounded.clear();
         self.reserved.shrink_to(0);
     }
@@ -393,17 +393,19 @@ impl<T: SimdReal> Assigner for Elkan<T> {
         let rounded = self.measure.centroids(values, rounded, &before);
         self.age(&rounded.moved);
         labels.resize(self.rows.len(), 0);
-        let (mut own, mut least) = (std::mem::take(&mut self.own), std::mem::take(&mut self.least));
+        let (mut upper, mut least) =
+            (std::mem::take(&mut self.upper), std::mem::take(&mut self.least));
         let of_block = (BLOCK_BYTES / size_of::<u16>() / self.stride).clamp(LEAST_BLOCK, BLOCK);
-        let bounds = own.par_chunks_mut(of_block).zip(least.par_chunks_mut(of_block * self.stride));
+        let bounds =
+            upper.par_chunks_mut(of_block).zip(least.par_chunks_mut(of_block * self.stride));
         let blocks = labels.par_chunks_mut(of_block).zip(bounds).enumerate();
         type Parts<'a> = (&'a mut [u32], (&'a mut [f32], &'a mut [u16]));
         let assign = |scratch: &mut ElkanScratch, (block, (labels, bounds)): (usize, Parts<'_>)| {
             job.check()?;
-            let (first, (own, least)) = ((block * of_block) as u32, bounds);
+            let (first, (upper, least)) = ((block * of_block) as u32, bounds);
             let mut before = [0; BLOCK];
             before[..labels.len()].copy_from_slice(labels);
-            let mut block = ElkanBlock { first, labels, own, least };
+            let mut block = ElkanBlock { first, labels, upper, least };
             let (work, with_others) = self.block(&rounded, &mut block, begins, scratch);
             let rows = (first..).zip(before.into_iter().zip(block.labels.iter()));
             let moved = rows.filter(|(_, (before, now))| has_labels && before != *now);
@@ -411,7 +413,7 @@ impl<T: SimdReal> Assigner for Elkan<T> {
             Ok(((work, with_others), moved))
         };
         let done: Result<Vec<_>> = blocks.map_init(ElkanScratch::default, assign).collect();
-        (self.own, self.least) = (own, least);
+        (self.upper, self.least) = (upper, least);
         let (done, moved): (Vec<(Work, usize)>, Vec<_>) = done?.into_iter().unzip();
         let sum = |of: fn(&Work) -> u64| done.iter().map(|(work, _)| of(work)).sum::<u64>();
         let certain = self.rows.len() - done.iter().map(|(_, others)| others).sum::<usize>();
@@ -433,9 +435,9 @@ impl<T: SimdReal> Assigner for Elkan<T> {
     fn undecided(&self, centroids: &Rows, _: &[u32]) -> Option<Vec<u32>> {
         let values = centroids.reals::<T>().filter(|_| !self.is_given_up)?;
         let centroids = self.measure.centroids(values, (), &[]);
-        let bounds = self.own.par_iter().zip(self.least.par_chunks_exact(self.stride));
-        let near = bounds.enumerate().with_min_len(BLOCK).filter(|(_, (own, least))| {
-            self.measure.level.least(self.bounds(least)) <= whole(centroids.bound(**own))
+        let bounds = self.upper.par_iter().zip(self.least.par_chunks_exact(self.stride));
+        let near = bounds.enumerate().with_min_len(BLOCK).filter(|(_, (upper, least))| {
+            self.measure.level.least(self.bounds(least)) <= whole(centroids.bound(**upper))
         });
         Some(near.map(|(row, _)| row as u32).collect())
     }
@@ -474,8 +476,8 @@ mod tests {
             assert!(assigned.is_some());
             anew += usize::from(round > 0 && bounds.moved.iter().all(|moved| *moved == 0));
             for (row, label) in labels.iter().enumerate() {
-                let own = distance(row, &centroids[*label as usize * dim..][..dim]);
-                assert!(f64::from(bounds.own[row]) >= own * (1.0 - 1e-6));
+                let label_distance = distance(row, &centroids[*label as usize * dim..][..dim]);
+                assert!(f64::from(bounds.upper[row]) >= label_distance * (1.0 - 1e-6));
                 for (other, centroid) in centroids.chunks_exact(dim).enumerate() {
                     let bound = bounds.least[row * bounds.stride + other];
                     if other == *label as usize {

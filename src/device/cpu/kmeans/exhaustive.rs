@@ -73,8 +73,8 @@ struct PanelCodes<T> {
     quantizer: Quantizer,
     /// The codes, panel by panel.
     groups: Aligned<Group>,
-    /// The length of the longest row, and of the longest rounding residual, in steps.
-    reach: f64,
+    /// The radius of the rows, which is the length of the longest, and the longest rounding residual, in steps.
+    radius: f64,
     residual: f64,
     /// For products: the squared length of the longest row, from the origin.
     longest: f64,
@@ -151,7 +151,7 @@ impl<T: SimdReal> PanelCodes<T> {
         });
         let filled: Vec<BlockStats> = filled.collect::<Result<_>>()?;
         let residual = quantizer.usual_residual(1.0);
-        let reach =
+        let radius =
             filled.iter().map(|filled| filled.longest).fold(0.0, f64::max).sqrt() + residual;
         let beyond: Vec<_> = filled.into_iter().map(|filled| filled.beyond).collect();
         let are_beyond = beyond.iter().map(Vec::len).sum::<usize>();
@@ -169,7 +169,7 @@ impl<T: SimdReal> PanelCodes<T> {
         };
         job.check()?;
         let _reserved = reserved;
-        Ok(Some(Self { quantizer, groups, reach, residual, longest, beyond, of_type, _reserved }))
+        Ok(Some(Self { quantizer, groups, radius, residual, longest, beyond, of_type, _reserved }))
     }
 
     /// The centroids of a round; `None` if one is too far away.
@@ -195,7 +195,7 @@ impl<T: SimdReal> PanelCodes<T> {
                 true => self.error_of_squares(longest)? / 2.0,
                 false => self.error_of_products(centroid),
             };
-            let of_rounding = self.residual * longest + (self.reach + self.residual) * residual;
+            let of_rounding = self.residual * longest + (self.radius + self.residual) * residual;
             // Float64 has errors, too.
             errors.push((of_rounding + of_definition / step / step) * (1.0 + 1e-6) + 1.0);
             // Of equal ones, the first is the nearest.
@@ -227,7 +227,7 @@ impl<T: SimdReal> PanelCodes<T> {
     fn error_of_squares(&self, longest: f64) -> Option<f64> {
         let RoundingError { relative, absolute, .. } =
             RoundingError::of::<T>(self.quantizer.centre.len() as f64);
-        let farthest = ((self.reach + self.residual + longest) * self.quantizer.step).powi(2);
+        let farthest = ((self.radius + self.residual + longest) * self.quantizer.step).powi(2);
         (farthest < T::MAX.to_f64() / 4.0).then_some(relative * farthest + absolute)
     }
 
@@ -326,7 +326,7 @@ impl ExhaustiveBlock<'_> {
     ) -> (Vec<Moved>, Vec<u32>) {
         let CentroidCodes { words, starts, slack, most_slack, rows } = centroids;
         let (mut moved, mut undecided) = (Vec::new(), Vec::new());
-        let mut found = Argmin2::default();
+        let mut argmin = Argmin2::default();
         let of_panel = self.groups.len() / self.labels.len().div_ceil(ROWS);
         let mut beyond = self.beyond.iter().peekable();
         let panels = self.groups.chunks_exact(of_panel).zip(self.labels.chunks_mut(ROWS));
@@ -339,25 +339,25 @@ impl ExhaustiveBlock<'_> {
                 &padded
             });
             let known = ExpectedArgmin { numbers, margin: *most_slack };
-            let mut open = level.panel_dot_argmin2(panel, others, known, &mut found);
+            let mut open = level.panel_dot_argmin2(panel, others, known, &mut argmin);
             open &= u64::MAX >> (ROWS - labels.len());
             while let Some(row) = beyond.next_if(|row| (**row as usize) < first + ROWS) {
                 let lane = *row as usize - first;
-                found.second[lane] = found.least[lane];
+                argmin.second[lane] = argmin.least[lane];
                 open |= 1 << lane;
             }
             while open != 0 {
                 let lane = open.trailing_zeros() as usize;
                 open &= open - 1;
-                let (row, mut now) = (first + lane, found.number[lane] as u32);
-                if found.second[lane] - slack[now as usize] <= found.least[lane] {
+                let (row, mut now) = (first + lane, argmin.number[lane] as u32);
+                if argmin.second[lane] - slack[now as usize] <= argmin.least[lane] {
                     undecided.push((self.first + row) as u32);
                     now = nearest(rows, &values[row * rows.dim..][..rows.dim], metric, level);
                 }
-                let own = &mut labels[lane];
-                if *own != now {
-                    moved.push(((self.first + row) as u32, *own));
-                    *own = now;
+                let label = &mut labels[lane];
+                if *label != now {
+                    moved.push(((self.first + row) as u32, *label));
+                    *label = now;
                 }
             }
         }

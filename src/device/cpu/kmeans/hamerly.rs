@@ -108,9 +108,9 @@ impl<T: SimdReal> Hamerly<T> {
         let but_that = moved.iter().enumerate().filter(|(i, _)| Some(*i) != farthest);
         let second = but_that.fold(0.0, |most, (_, moved)| moved.max(most));
         let factor = self.cost_margin().0;
-        for ((centroid, own), shrunk) in moved.iter().enumerate().zip(&mut self.shrunk) {
+        for ((centroid, movement), shrunk) in moved.iter().enumerate().zip(&mut self.shrunk) {
             let others = if Some(centroid) == farthest { second } else { most };
-            *shrunk = up(f64::from(*shrunk) + own * factor + others);
+            *shrunk = up(f64::from(*shrunk) + movement * factor + others);
         }
         true
     }
@@ -164,16 +164,16 @@ struct HamerlyBlock<'a, T> {
 
 /// The rows of a block whose gaps are closed.
 #[inline(always)]
-fn closed<T>(block: &HamerlyBlock<'_, T>, shrunk: &[f32], found: &mut Vec<u32>) {
-    found.resize(block.labels.len(), 0);
-    let (mut count, to) = (0, found.as_mut_slice());
+fn closed<T>(block: &HamerlyBlock<'_, T>, shrunk: &[f32], rows: &mut Vec<u32>) {
+    rows.resize(block.labels.len(), 0);
+    let (mut count, to) = (0, rows.as_mut_slice());
     for (row, (closed_at, label)) in block.closed_at.iter().zip(&*block.labels).enumerate() {
         // NaN counts as closed. Branch-free, as a branch could not be predicted.
         let is_open = *closed_at > shrunk[*label as usize];
         to[count] = row as u32;
         count += usize::from(!is_open);
     }
-    found.truncate(count);
+    rows.truncate(count);
 }
 
 /// Compares rows of a block with all centroids.
@@ -226,12 +226,12 @@ impl<T: SimdReal> WithSimd for Compare<'_, '_, T> {
                 *to = number.whole();
             }
             for ((row, gap), number) in some.iter().zip(gap).zip(numbers) {
-                let (own, row) = (&mut block.labels[*row as usize], *row as usize);
-                if *own != number {
+                let (label, row) = (&mut block.labels[*row as usize], *row as usize);
+                if *label != number {
                     if has_labels {
-                        moved.push(((block.first + row) as u32, *own));
+                        moved.push(((block.first + row) as u32, *label));
                     }
-                    *own = number;
+                    *label = number;
                 }
                 // Three roundings, each with an error of at most half a unit in the last place.
                 let at = shrunk[number as usize] + gap;
@@ -273,7 +273,7 @@ fn two_nearest<S: Simd, T: SimdReal>(
     columns: &[SoaColumn<T>],
     centroids: &[T],
 ) -> [[T; SIDE_BY_SIDE]; 3] {
-    let mut found = [[T::ZERO; SIDE_BY_SIDE]; 3];
+    let mut argmin = [[T::ZERO; SIDE_BY_SIDE]; 3];
     let none = T::splat(simd, T::INFINITY);
     fold_squares::<S, T, _>(
         simd,
@@ -289,12 +289,12 @@ fn two_nearest<S: Simd, T: SimdReal>(
         },
         #[inline(always)]
         |register, of_register| {
-            for (to, from) in found.iter_mut().zip(of_register) {
+            for (to, from) in argmin.iter_mut().zip(of_register) {
                 T::vectors_mut::<S>(to)[register] = from;
             }
         },
     );
-    found
+    argmin
 }
 
 impl<T: SimdReal> Assigner for Hamerly<T> {

@@ -168,10 +168,10 @@ impl<T: SimdReal, R> QuantizedCentroids<'_, T, R> {
     /// Upper bound on the distance of a centroid of this cost.
     pub fn most(&self, cost: T) -> f32 {
         let RoundingError { relative, absolute, .. } = self.rounding;
-        let reach = self.metric.reach(cost).to_f64();
+        let largest_sum = self.metric.reach(cost).to_f64();
         let distance = match self.metric.sum() {
-            Sum::Squares => (reach.sqrt() + absolute.sqrt()) * (1.0 + relative),
-            _ => (self.squares + 2.0 * reach).max(0.0).sqrt(),
+            Sum::Squares => (largest_sum.sqrt() + absolute.sqrt()) * (1.0 + relative),
+            _ => (self.squares + 2.0 * largest_sum).max(0.0).sqrt(),
         };
         up(distance * self.unit)
     }
@@ -200,9 +200,9 @@ impl<T: SimdReal, R> QuantizedCentroids<'_, T, R> {
         bound * (1.0 + 4.0 * f32::EPSILON)
     }
 
-    /// Lower bound on the distance to every centroid outside `reach`, a squared distance of rows.
-    pub fn beyond(&self, reach: f64) -> f32 {
-        down(reach.sqrt() * self.unit * (1.0 - 1e-9))
+    /// Lower bound on the distance to every centroid outside `squared_radius`, a squared distance of rows.
+    pub fn beyond(&self, squared_radius: f64) -> f32 {
+        down(squared_radius.sqrt() * self.unit * (1.0 - 1e-9))
     }
 }
 

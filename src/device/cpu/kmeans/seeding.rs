@@ -24,7 +24,7 @@ use crate::random::Random;
 use crate::rows::Rows;
 
 /// The most pairs of a block that are kept until one of the candidates is chosen.
-const KEPT: usize = BLOCK;
+const MOST_HITS: usize = BLOCK;
 
 const _: () = assert!(BLOCK == PANELS * ROWS);
 
@@ -59,7 +59,7 @@ fn choose<T: SimdReal>(
     job: &Job,
 ) -> Result<Vec<u32>> {
     // Costs, starts, and the pairs that are kept.
-    let per_row = 2 * size_of::<T>() + KEPT * size_of::<Hit>() / BLOCK;
+    let per_row = 2 * size_of::<T>() + MOST_HITS * size_of::<Hit>() / BLOCK;
     let _reserved = job.reserve("the choice of first centroids", rows.len() * per_row)?;
     let shares = Shares::new(rows.len(), weights);
     let first = shares.draw_first(random.bits());
@@ -125,7 +125,7 @@ struct EachPair<T> {
 }
 
 /// The pairs of a candidate and a row of a block that may lower the row's cost; `None` if there are more than
-/// [`KEPT`].
+/// [`MOST_HITS`].
 type BlockHits = Option<Vec<Hit>>;
 
 /// A candidate that lowers the cost of a row of a block, and the distance of the two.
@@ -286,10 +286,10 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         let candidates = candidates(self.k);
         while self.chosen.len() < until {
             let drawn: Vec<u32> = (0..candidates).map(|_| self.draw(random.bits())).collect();
-            let (best, found) = self.best(&drawn, job)?;
+            let (best, hits) = self.best(&drawn, job)?;
             self.chosen.push(drawn[best]);
             if self.chosen.len() < self.k {
-                self.lower(drawn[best], Some((best, found)), job)?;
+                self.lower(drawn[best], Some((best, hits)), job)?;
                 self.shares.keep_scale(|row| self.costs[row].to_f64());
             }
         }
@@ -302,7 +302,7 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
     }
 
     /// Position of the drawn row that lowers the sum of all shares most, the first in case of a
-    /// tie; and the pairs kept of each block.
+    /// tie; and the hits of each block.
     fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<BlockHits>)> {
         let filter = match &self.search {
             CandidateSearch::ByBounds(filter) => filter,
@@ -324,34 +324,34 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
             job.check()?;
             let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
             let mut gains = vec![[0u64; 2]; drawn.len()];
-            let (mut kept, mut fits) = (Vec::new(), true);
+            let (mut hits, mut fits) = (Vec::new(), true);
             filter.in_block(CostBlock { block, starts, costs }, &vectors, scratch, |near| {
                 let (row, cost) = (near.row as usize, costs[near.row as usize].to_f64());
                 let share = |cost: f64| self.shares.of(block * BLOCK + row, cost);
                 let [least, most] = &mut gains[near.vector as usize];
                 *most += share(cost) - share(near.least);
                 *least += share(cost) - share(near.most.min(cost));
-                fits &= kept.len() < KEPT;
+                fits &= hits.len() < MOST_HITS;
                 if fits {
-                    kept.push(near);
+                    hits.push(near);
                 }
             });
-            Ok((gains, fits.then_some(kept)))
+            Ok((gains, fits.then_some(hits)))
         };
         let blocks = self.costs.par_chunks(BLOCK).enumerate();
-        let found =
+        let per_block =
             blocks.map_init(FilterScratch::default, in_block).collect::<Result<Vec<_>>>()?;
-        let (gains, kept): (Vec<Vec<[u64; 2]>>, Vec<_>) = found.into_iter().unzip();
+        let (gains, hits): (Vec<Vec<[u64; 2]>>, Vec<_>) = per_block.into_iter().unzip();
         let sum = |i: usize, of: usize| gains.iter().map(|block| u128::from(block[i][of])).sum();
         let [least, most]: [Vec<u128>; 2] =
             [0, 1].map(|of| (0..drawn.len()).map(|i| sum(i, of)).collect());
         let best = first_largest(&least);
         let rivals = |i: usize| most[i] >= least[best];
         if (0..drawn.len()).all(|i| i == best || !rivals(i)) {
-            return Ok((best, kept));
+            return Ok((best, hits));
         }
-        let gains = self.gains(filter, &vectors, &kept, rivals, job)?;
-        Ok((first_largest(&gains), kept))
+        let gains = self.gains(filter, &vectors, &hits, rivals, job)?;
+        Ok((first_largest(&gains), hits))
     }
 
     /// The amount by which each candidate for which `of` holds lowers the sum of all shares; 0 for the rest.
@@ -359,17 +359,17 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         &self,
         filter: &CostFilter,
         vectors: &FilterVectors<T>,
-        kept: &[BlockHits],
+        hits: &[BlockHits],
         of: impl Fn(usize) -> bool + Sync,
         job: &Job,
     ) -> Result<Vec<u128>> {
         let in_block =
-            |scratch: &mut FilterScratch, (block, (costs, kept)): (usize, (&[T], &BlockHits))| {
+            |scratch: &mut FilterScratch, (block, (costs, hits)): (usize, (&[T], &BlockHits))| {
                 job.check()?;
                 let starts = self.starts.chunks(PANELS).nth(block).unwrap_or_default();
                 let at = CostBlock { block, starts, costs };
                 let mut gains = vec![0u64; vectors.len()];
-                let lowered = lowered(filter, vectors, at, kept.as_deref(), &of, scratch);
+                let lowered = lowered(filter, vectors, at, hits.as_deref(), &of, scratch);
                 for Lowered { candidate, row, distance } in lowered {
                     let share =
                         |cost: T| self.shares.of(block * BLOCK + row as usize, cost.to_f64());
@@ -377,19 +377,19 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
                 }
                 Ok(gains)
             };
-        let blocks = self.costs.par_chunks(BLOCK).zip(kept).enumerate();
+        let blocks = self.costs.par_chunks(BLOCK).zip(hits).enumerate();
         let gains =
             blocks.map_init(FilterScratch::default, in_block).collect::<Result<Vec<_>>>()?;
         let sum = |i: usize| gains.iter().map(|block| u128::from(block[i])).sum();
         Ok((0..vectors.len()).map(sum).collect())
     }
 
-    /// Lowers costs by a chosen row. `found` is its position among the candidates and the pairs kept of them, if it
-    /// was one.
+    /// Lowers costs by a chosen row. `candidate` is its position among the candidates, and the hits of all of them,
+    /// if it was one.
     fn lower(
         &mut self,
         chosen: u32,
-        found: Option<(usize, Vec<BlockHits>)>,
+        candidate: Option<(usize, Vec<BlockHits>)>,
         job: &Job,
     ) -> Result<()> {
         let Self { shares, costs, starts, search, .. } = self;
@@ -404,21 +404,21 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
                 })?;
             }
             CandidateSearch::ByBounds(filter) => {
-                let (number, mut kept) = found.unwrap_or_default();
-                kept.resize_with(totals.len(), || None);
+                let (number, mut hits) = candidate.unwrap_or_default();
+                hits.resize_with(totals.len(), || None);
                 let alone = filter.vectors(&[chosen]);
                 let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK));
-                let blocks = blocks.zip(starts.par_chunks_mut(PANELS)).zip(kept).enumerate();
+                let blocks = blocks.zip(starts.par_chunks_mut(PANELS)).zip(hits).enumerate();
                 let lower =
-                    |scratch: &mut FilterScratch, (block, (((total, costs), starts), kept))| {
+                    |scratch: &mut FilterScratch, (block, (((total, costs), starts), hits))| {
                         job.check()?;
                         let (total, costs, starts): (&mut u64, &mut [T], &mut [InitialSums]) =
                             (total, costs, starts);
-                        let kept: BlockHits = kept;
-                        let of_chosen = kept.map(|mut kept| {
-                            kept.retain(|near| near.vector as usize == number);
-                            kept.iter_mut().for_each(|near| near.vector = 0);
-                            kept
+                        let hits: BlockHits = hits;
+                        let of_chosen = hits.map(|mut hits| {
+                            hits.retain(|near| near.vector as usize == number);
+                            hits.iter_mut().for_each(|near| near.vector = 0);
+                            hits
                         });
                         let at = CostBlock { block, starts, costs };
                         let of_chosen = of_chosen.as_deref();
@@ -443,33 +443,33 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
 }
 
 /// The pairs of a vector for which `of` holds and a row of the block whose distance is below the row's cost: among
-/// the pairs that were kept, or all pairs if `kept` is `None`.
+/// `hits`, or all pairs if that is `None`.
 fn lowered<T: SimdReal>(
     filter: &CostFilter,
     vectors: &FilterVectors<T>,
     block: CostBlock<'_, T>,
-    kept: Option<&[Hit]>,
+    hits: Option<&[Hit]>,
     of: impl Fn(usize) -> bool,
     scratch: &mut FilterScratch,
 ) -> Vec<Lowered<T>> {
-    let (mut found, mut open) = (Vec::new(), Vec::new());
+    let (mut lowered, mut open) = (Vec::new(), Vec::new());
     let mut take = |near: Hit| {
         let Hit { vector: candidate, row, least, most } = near;
         if of(candidate as usize) {
             match least < most {
                 true => open.push((candidate, row)),
-                false => found.push(Lowered { candidate, row, distance: T::from_f64(least) }),
+                false => lowered.push(Lowered { candidate, row, distance: T::from_f64(least) }),
             }
         }
     };
-    match kept {
-        Some(kept) => kept.iter().copied().for_each(take),
+    match hits {
+        Some(hits) => hits.iter().copied().for_each(take),
         None => filter.in_block(block, vectors, scratch, &mut take),
     }
     filter.compute(block, vectors, open.into_iter(), scratch, |candidate, row, distance| {
-        found.push(Lowered { candidate, row, distance });
+        lowered.push(Lowered { candidate, row, distance });
     });
-    found
+    lowered
 }
 
 /// Position of the largest number, the first in case of a tie.
@@ -546,10 +546,10 @@ mod tests {
                 let expected = choose(weights, pairs(), None);
                 // For few rows, and as for many.
                 for (level, k) in Level::all().into_iter().flat_map(|x| [(x, 40), (x, 10_000)]) {
-                    let found = choose(weights, bounds(level, k), None);
-                    assert_eq!(found, expected, "kind {kind}, dim {dim}, {level:?}");
-                    let found = choose(weights, pairs(), Some(bounds(level, k)));
-                    assert_eq!(found, expected, "kind {kind}, dim {dim}, {level:?}");
+                    let chosen = choose(weights, bounds(level, k), None);
+                    assert_eq!(chosen, expected, "kind {kind}, dim {dim}, {level:?}");
+                    let chosen = choose(weights, pairs(), Some(bounds(level, k)));
+                    assert_eq!(chosen, expected, "kind {kind}, dim {dim}, {level:?}");
                 }
             }
         }

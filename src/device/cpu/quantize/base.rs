@@ -356,7 +356,7 @@ impl RoundingError {
         let step = base.quantizer.step;
         Bound::Squares {
             factor: 1.0 + self.relative,
-            apart: (residual + self.absolute.sqrt()) / step,
+            error: (residual + self.absolute.sqrt()) / step,
             residual: base.residual / step,
             inverse: 1.0 / step,
             square,
@@ -373,7 +373,7 @@ impl RoundingError {
         let length = query.square.sqrt() * step * (1.0 + 1e-9);
         // A query has no centre.
         let most = query.length * base.norm();
-        let apart = query.residual * base.length
+        let error = query.residual * base.length
             + length * base.residual
             + self.relative * most
             + self.dim * 1e-15 * query.length * base.quantizer.centre_norm
@@ -381,8 +381,8 @@ impl RoundingError {
         let inverse = 1.0 / (step * base.quantizer.step);
         // A sum has no bound if its partial sums may overflow, or if the query's squares underflow in float64.
         let has_length = (1e-100..1e100).contains(&step);
-        if has_length && most < self.largest / 4.0 && apart.is_finite() && inverse.is_normal() {
-            Bound::Products { apart, inverse, of_centre }
+        if has_length && most < self.largest / 4.0 && error.is_finite() && inverse.is_normal() {
+            Bound::Products { error, inverse, of_centre }
         } else {
             Bound::None
         }

@@ -149,7 +149,7 @@ impl CostFilter {
                 base = match of(form) {
                     // Memory may suffice for the next form.
                     Err(Error::HostMemory { .. }) if form == CodeForm::Prefiltered => None,
-                    found => found?,
+                    built => built?,
                 };
             }
         }
@@ -177,15 +177,15 @@ impl CostFilter {
     /// The initial sum of a row of this cost: in the prefilter, if there is one.
     #[inline]
     pub fn start<T: SimdReal>(&self, row: usize, cost: T) -> i32 {
-        let reach = self.metric.reach(cost).to_f64();
+        let largest_sum = self.metric.reach(cost).to_f64();
         let square = match self.metric.sum() {
-            Sum::Squares => reach,
-            _ => self.squares[1] + 2.0 * reach,
+            Sum::Squares => largest_sum,
+            _ => self.squares[1] + 2.0 * largest_sum,
         };
-        let own = square.max(0.0).sqrt() * (self.factor * self.inverse) + self.residuals;
+        let radius = square.max(0.0).sqrt() * (self.factor * self.inverse) + self.residuals;
         let start = self.starts()[row / ROWS].0[row % ROWS];
         // Rounded up; NaN does not bound.
-        let by = own * own * (0.5 + 1e-9) + 1.0;
+        let by = radius * radius * (0.5 + 1e-9) + 1.0;
         let raised = match &self.base.prefilter {
             Some(prefilter) => prefilter.quantizer.raised(start, by),
             None => f64::from(start) + by,
@@ -204,9 +204,9 @@ impl CostFilter {
         let (mut least, mut bounds, mut unbounded) = (Vec::new(), Vec::new(), Vec::new());
         for (number, row) in rows.iter().enumerate() {
             let before = words.len();
-            let own = &all[*row as usize * dim..][..dim];
-            values.extend_from_slice(own);
-            let query = self.base.query(own, &mut words);
+            let vector = &all[*row as usize * dim..][..dim];
+            values.extend_from_slice(vector);
+            let query = self.base.query(vector, &mut words);
             match query.bound {
                 Bound::Squares { square, .. } if self.is_decided(*row as usize) => {
                     least.push((square / 2.0 + query.offset - 3.0) as i32);
@@ -231,13 +231,13 @@ impl CostFilter {
         FilterVectors { values, forms, least, any, bounds, unbounded }
     }
 
-    /// Calls `found` with the pairs of a vector and a row of a block whose distance may be less than the row's cost.
+    /// Calls `on_hit` with the pairs of a vector and a row of a block whose distance may be less than the row's cost.
     pub fn in_block<T: SimdReal>(
         &self,
         of: CostBlock<'_, T>,
         vectors: &FilterVectors<T>,
         scratch: &mut FilterScratch,
-        mut found: impl FnMut(Hit),
+        mut on_hit: impl FnMut(Hit),
     ) {
         let CostBlock { block, starts, costs } = of;
         let (first, panels) = (block * BLOCK_ROWS, block * PANELS);
@@ -259,7 +259,7 @@ impl CostFilter {
                 let product = sum - start;
                 let [least, most] = self.distance(vectors, vector as usize, first + row, product);
                 if least < costs[row].to_f64() {
-                    found(Hit { vector, row: row as u32, least, most });
+                    on_hit(Hit { vector, row: row as u32, least, most });
                 }
             }
         }
@@ -270,7 +270,7 @@ impl CostFilter {
         let all = std::mem::take(pairs);
         self.compute(of, vectors, all.iter().copied(), scratch, |vector, row, distance| {
             let distance = distance.to_f64();
-            found(Hit { vector, row, least: distance, most: distance });
+            on_hit(Hit { vector, row, least: distance, most: distance });
         });
         scratch.pairs = all;
     }
@@ -306,7 +306,7 @@ impl CostFilter {
         }
     }
 
-    /// Computes the distances of some pairs of a vector and a row of a block, and calls `found` with each pair whose
+    /// Computes the distances of some pairs of a vector and a row of a block, and calls `on_pair` with each pair whose
     /// distance is below the row's cost.
     pub fn compute<T: SimdReal>(
         &self,
@@ -314,7 +314,7 @@ impl CostFilter {
         vectors: &FilterVectors<T>,
         pairs: impl Iterator<Item = (u32, u32)>,
         scratch: &mut FilterScratch,
-        mut found: impl FnMut(u32, u32, T),
+        mut on_pair: impl FnMut(u32, u32, T),
     ) {
         let first = (block * BLOCK_ROWS) as u32;
         scratch.pairs.clear();
@@ -325,10 +325,10 @@ impl CostFilter {
             base: self.values(),
             dim: self.base.rows.matrix().dim(),
             pairs: &scratch.pairs,
-            found: |(vector, row): (u32, u32), sum: T| {
+            on_sum: |(vector, row): (u32, u32), sum: T| {
                 let (row, distance) = (row - first, self.metric.distance(sum));
                 if distance < costs[row as usize] {
-                    found(vector, row, distance);
+                    on_pair(vector, row, distance);
                 }
             },
         }
@@ -462,17 +462,17 @@ mod tests {
                 for (row, cost) in costs.iter().enumerate() {
                     starts[row / ROWS].0[row % ROWS] = filter.start(first + row, *cost);
                 }
-                let mut found = std::collections::BTreeMap::new();
+                let mut hits = std::collections::BTreeMap::new();
                 let mut scratch = FilterScratch::default();
                 let of = CostBlock { block, starts: &starts, costs: &costs };
                 filter.in_block(of, &vectors, &mut scratch, |near| {
-                    assert!(found.insert((near.vector, near.row), near).is_none());
+                    assert!(hits.insert((near.vector, near.row), near).is_none());
                 });
                 let (mut least, mut wide, mut most_far) = (0, 0, 0.0f64);
                 for (number, vector) in chosen.into_iter().enumerate() {
                     for (at, cost) in costs.iter().enumerate() {
                         let distance = distance(vector as usize, first + at);
-                        let near = found.get(&(number as u32, at as u32));
+                        let near = hits.get(&(number as u32, at as u32));
                         assert!(near.is_some() || distance >= *cost, "{kind}, {level:?}");
                         let Some(Hit { least: from, most: to, .. }) = near else { continue };
                         let exact = f64::from(distance);

@@ -21,7 +21,7 @@ const QUERY_LENGTH: f64 = 66_000.0;
 /// The length, in steps, of the longest row that determines the step. Rows up to [`LENGTH`] are no outliers.
 const USUAL_LENGTH: f64 = 24_000.0;
 /// The length of a query with a step of its own.
-const OWN_LENGTH: f64 = 65_000.0;
+const USUAL_QUERY_LENGTH: f64 = 65_000.0;
 /// At most one in this many rows may lie outside the range.
 pub(in crate::device::cpu) const ONE_OUTLIER_IN: usize = 8192;
 /// Elements of a row that are rounded together, and whose squares are added up side by side.
@@ -120,21 +120,21 @@ impl Quantizer {
         for mean in means {
             centre.iter_mut().zip(mean).for_each(|(c, x)| *c += x);
         }
-        let mut reaches = vec![0.0; rows];
-        let parts = reaches.par_chunks_mut(TOGETHER).zip(values.par_chunks(TOGETHER * dim));
-        parts.for_each(|(reaches, values)| {
+        let mut radii = vec![0.0; rows];
+        let parts = radii.par_chunks_mut(TOGETHER).zip(values.par_chunks(TOGETHER * dim));
+        parts.for_each(|(radii, values)| {
             level.dispatch(
                 #[inline(always)]
                 || {
-                    for (reach, row) in reaches.iter_mut().zip(values.chunks_exact(dim)) {
-                        *reach = distance(row, &centre);
+                    for (radius, row) in radii.iter_mut().zip(values.chunks_exact(dim)) {
+                        *radius = distance(row, &centre);
                     }
                 },
             );
         });
         job.check()?;
-        let kept = rows - 1 - outliers;
-        let (_, most, _) = reaches.select_nth_unstable_by(kept, f64::total_cmp);
+        let rank = rows - 1 - outliers;
+        let (_, most, _) = radii.select_nth_unstable_by(rank, f64::total_cmp);
         let step = if *most > 0.0 { *most / USUAL_LENGTH } else { 1.0 };
         let of_queries = if squares { centre.clone() } else { vec![0.0; dim] };
         let centre_norm = norm(&centre);
@@ -178,7 +178,7 @@ impl Quantizer {
             || largest_and_square(query),
         );
         let length = square.sqrt();
-        let step = (length / OWN_LENGTH).max(largest / LARGEST_WORD);
+        let step = (length / USUAL_QUERY_LENGTH).max(largest / LARGEST_WORD);
         if step > 0.0 { step } else { 1.0 }
     }
 
@@ -385,10 +385,10 @@ fn integral_centre<T: Real>(
     let (first, others) = values.split_at(values.len().min(TOGETHER * dim));
     let Some(mut ranges) = ranges_of(first)? else { return Ok(None) };
     let others: Vec<_> = others.par_chunks(TOGETHER * dim).map(ranges_of).collect::<Result<_>>()?;
-    for found in others {
-        let Some(found) = found else { return Ok(None) };
-        for (range, found) in ranges.iter_mut().zip(found) {
-            *range = (range.0.min(found.0), range.1.max(found.1));
+    for part in others {
+        let Some(part) = part else { return Ok(None) };
+        for (range, other) in ranges.iter_mut().zip(part) {
+            *range = (range.0.min(other.0), range.1.max(other.1));
         }
     }
     let fits = |ranges: &[(f64, f64)]| match width {

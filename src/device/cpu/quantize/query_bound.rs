@@ -7,7 +7,7 @@ pub(in crate::device::cpu) struct QuantizedQuery {
     /// The square of the query, if neither it nor the base was rounded.
     pub(in crate::device::cpu) integral: Option<f64>,
     pub(in crate::device::cpu) bound: Bound,
-    /// The last reach of the sink, and the smallest sum within it.
+    /// The last threshold of the sink, and the smallest sum within it.
     pub(in crate::device::cpu) known: (f64, i32),
     /// Whether it lies far outside the range of the base, where its bounds are loose.
     pub(in crate::device::cpu) far: bool,
@@ -15,9 +15,9 @@ pub(in crate::device::cpu) struct QuantizedQuery {
 
 pub(in crate::device::cpu) enum Bound {
     /// Lengths in steps.
-    Squares { factor: f64, apart: f64, residual: f64, inverse: f64, square: f64 },
+    Squares { factor: f64, error: f64, residual: f64, inverse: f64, square: f64 },
     Products {
-        apart: f64,
+        error: f64,
         inverse: f64,
         /// The product of the query and the centre.
         of_centre: f64,
@@ -27,25 +27,25 @@ pub(in crate::device::cpu) enum Bound {
 }
 
 impl QuantizedQuery {
-    /// Threshold of a pair within the sink's reach: the smallest integer sum it may have. The reach rarely changes.
+    /// The smallest integer sum that a pair within the sink's threshold may have. The threshold rarely changes.
     #[inline]
-    pub(in crate::device::cpu) fn least_now(&mut self, reach: f64) -> i32 {
-        if self.known.0 != reach {
-            self.known = (reach, self.least(reach));
+    pub(in crate::device::cpu) fn least_now(&mut self, threshold: f64) -> i32 {
+        if self.known.0 != threshold {
+            self.known = (threshold, self.least(threshold));
         }
         self.known.1
     }
 
-    /// Threshold of a pair within reach: the smallest integer sum it may have.
-    pub(in crate::device::cpu) fn least(&self, reach: f64) -> i32 {
+    /// The smallest integer sum that a pair within the threshold may have.
+    pub(in crate::device::cpu) fn least(&self, threshold: f64) -> i32 {
         let least = match self.bound {
-            Bound::Squares { factor, apart, residual, inverse, square } => {
-                let own = reach.max(0.0).sqrt() * factor * inverse + apart + residual;
-                (square - own * own * (1.0 + 1e-9)) / 2.0
+            Bound::Squares { factor, error, residual, inverse, square } => {
+                let radius = threshold.max(0.0).sqrt() * factor * inverse + error + residual;
+                (square - radius * radius * (1.0 + 1e-9)) / 2.0
             }
-            Bound::Products { apart, inverse, of_centre } => {
-                let slack = 1e-14 * (reach.abs() + of_centre.abs()) + 1e-9 * apart;
-                (-reach - of_centre - apart - slack) * inverse
+            Bound::Products { error, inverse, of_centre } => {
+                let slack = 1e-14 * (threshold.abs() + of_centre.abs()) + 1e-9 * error;
+                (-threshold - of_centre - error - slack) * inverse
             }
             Bound::None => return i32::MIN,
         };
@@ -58,8 +58,8 @@ impl QuantizedQuery {
     pub(in crate::device::cpu) fn nearest(&self, sum: i32) -> f64 {
         let sum = f64::from(sum) - self.offset;
         match self.bound {
-            Bound::Squares { apart, residual, inverse, square, .. } => {
-                let between = (square - 2.0 * sum).max(0.0).sqrt() - residual - apart;
+            Bound::Squares { error, residual, inverse, square, .. } => {
+                let between = (square - 2.0 * sum).max(0.0).sqrt() - residual - error;
                 (between / inverse * (1.0 - 1e-9)).max(0.0)
             }
             Bound::Products { .. } | Bound::None => 0.0,
@@ -70,15 +70,15 @@ impl QuantizedQuery {
     pub(in crate::device::cpu) fn most(&self, sum: i32) -> f64 {
         let sum = f64::from(sum) - self.offset;
         match self.bound {
-            Bound::Squares { factor, apart, residual, inverse, square } => {
+            Bound::Squares { factor, error, residual, inverse, square } => {
                 // A start may have lost a half.
-                let apart = (square - 2.0 * sum + 1.0).max(0.0).sqrt() + residual + apart;
-                let distance = apart * factor / inverse;
+                let length = (square - 2.0 * sum + 1.0).max(0.0).sqrt() + residual + error;
+                let distance = length * factor / inverse;
                 distance * distance * (1.0 + 1e-9)
             }
-            Bound::Products { apart, inverse, of_centre } => {
-                let slack = 1e-14 * of_centre.abs() + 1e-9 * apart;
-                -sum / inverse * (1.0 - 1e-12 * sum.signum()) - of_centre + apart + slack
+            Bound::Products { error, inverse, of_centre } => {
+                let slack = 1e-14 * of_centre.abs() + 1e-9 * error;
+                -sum / inverse * (1.0 - 1e-12 * sum.signum()) - of_centre + error + slack
             }
             Bound::None => f64::INFINITY,
         }

@@ -195,11 +195,11 @@ impl WithSimd for BoundPairs<'_> {
                 *square = row.square + other.square - 2.0 * f64::from(*sum);
                 *residual = row.residual + other.residual;
             }
-            let mut found = [DistanceBounds { least: 0.0, most: 0.0 }; SIDE_BY_SIDE];
-            for ((found, square), residual) in found.iter_mut().zip(squares).zip(residuals) {
-                *found = DistanceBounds::of(square, residual);
+            let mut distance_bounds = [DistanceBounds { least: 0.0, most: 0.0 }; SIDE_BY_SIDE];
+            for ((to, square), residual) in distance_bounds.iter_mut().zip(squares).zip(residuals) {
+                *to = DistanceBounds::of(square, residual);
             }
-            bounds.extend_from_slice(&found);
+            bounds.extend_from_slice(&distance_bounds);
         }
         bounds.extend(
             last.iter().zip(last_sums).map(|((row, other), sum)| {

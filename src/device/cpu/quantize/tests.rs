@@ -73,11 +73,11 @@ fn check(kind: RowKind, count: usize, dim: usize, metric: Metric, level: Level) 
     let sweep = |least: &[i32]| {
         let (mut passed, packed) = (PassedPairs::default(), level.pack(&words, length));
         level.panel_dot_threshold(all.width(), swept, &packed, least, &mut passed);
-        let mut found: Vec<_> = passed.iter().collect();
+        let mut pairs: Vec<_> = passed.iter().collect();
         let is_decided = |row: u32| all.decided[row as usize / 64] >> (row % 64) & 1 == 1;
-        found.retain(|pair: &PassedPair| is_decided(pair.row));
-        found.sort_unstable_by_key(|pair| (pair.query, pair.row));
-        found
+        pairs.retain(|pair: &PassedPair| is_decided(pair.row));
+        pairs.sort_unstable_by_key(|pair| (pair.query, pair.row));
+        pairs
     };
     let everything = sweep(&vec![i32::MIN; factors.len()]);
     let prefilter = prefiltered.prefilter.as_ref().unwrap();
@@ -85,8 +85,8 @@ fn check(kind: RowKind, count: usize, dim: usize, metric: Metric, level: Level) 
     for rank in [0, 1, 10, count / 4, count - 1] {
         let least: Vec<i32> = (0..factors.len() as u32)
             .map(|query| {
-                let own = everything.iter().filter(|pair| pair.query == query);
-                let mut sums: Vec<_> = own.map(|pair| pair.sum).collect();
+                let of_query = everything.iter().filter(|pair| pair.query == query);
+                let mut sums: Vec<_> = of_query.map(|pair| pair.sum).collect();
                 sums.sort_unstable_by(|a, b| b.cmp(a));
                 sums[rank.min(sums.len() - 1)]
             })
@@ -95,12 +95,12 @@ fn check(kind: RowKind, count: usize, dim: usize, metric: Metric, level: Level) 
         let (starts, decided) = (&prefiltered.starts[..], &prefiltered.decided[..]);
         let base = BasePanels { panels: 0..panels, starts, decided };
         prefilter.sweep(base, &mut queries, &least, &mut passed);
-        let mut found: Vec<_> = passed.iter().collect();
-        found.sort_unstable_by_key(|pair| (pair.query, pair.row));
-        let all = |found: &[PassedPair]| -> Vec<_> {
-            found.iter().map(|pair| (pair.query, pair.row, pair.sum)).collect()
+        let mut pairs: Vec<_> = passed.iter().collect();
+        pairs.sort_unstable_by_key(|pair| (pair.query, pair.row));
+        let all = |pairs: &[PassedPair]| -> Vec<_> {
+            pairs.iter().map(|pair| (pair.query, pair.row, pair.sum)).collect()
         };
-        assert_eq!(all(&found), all(&sweep(&least)), "{kind:?} {metric} {dim} {level:?}, {rank}");
+        assert_eq!(all(&pairs), all(&sweep(&least)), "{kind:?} {metric} {dim} {level:?}, {rank}");
     }
 }
 

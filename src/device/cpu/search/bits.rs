@@ -69,7 +69,9 @@ impl<K: Sink<f32>> WithSimd for BitDistances<'_, K> {
             for row in self.rows.clone() {
                 let base = &words[row * width..][..width];
                 let distance = self.visit.metric.distance_of_bits(query, base);
-                if distance <= sink.reach() && !self.visit.is_itself(self.queries.first + i, row) {
+                if distance <= sink.threshold()
+                    && !self.visit.is_itself(self.queries.first + i, row)
+                {
                     sink.insert(Neighbor { distance, row: self.visit.number(row) });
                 }
             }

@@ -3,7 +3,7 @@
 //!
 //! Base rows are stored in *panels* of 32 rows, dimension by dimension, so that a register holds
 //! one coordinate of several rows. A step compares four queries with one panel; their sums never
-//! leave the registers unless one of them is within reach of its query's sink.
+//! leave the registers unless one of them is within the threshold of its query's sink.
 
 use pulp::{Simd, WithSimd};
 
@@ -141,30 +141,32 @@ impl<T: SimdReal, K: Sink<T>> Sweep<'_, T, K> {
         // A partial group repeats its last query, which then never hits.
         let rows: [&[T]; QUERIES] =
             std::array::from_fn(|i| &self.values[(first + i.min(count - 1)) * dim..][..dim]);
-        let mut reach: [T; QUERIES] = std::array::from_fn(|i| {
-            if i < count { self.sinks[first + i].reach() } else { -T::INFINITY }
+        let mut thresholds: [T; QUERIES] = std::array::from_fn(|i| {
+            if i < count { self.sinks[first + i].threshold() } else { -T::INFINITY }
         });
         let registers = T::vectors::<S>(&[T::ZERO; PANEL]).len();
         for panel in self.panels.clone() {
             let coordinates = self.base.panel(panel);
             for register in (0..registers).step_by(2) {
                 let sums = sums::<S, T, A>(simd, coordinates, &rows, register);
-                let hit = sums.iter().zip(&reach).any(|(sum, reach)| {
+                let hit = sums.iter().zip(&thresholds).any(|(sum, threshold)| {
                     let least = T::lesser(simd, sum[0], sum[1]);
-                    T::any_at_most::<S>(simd, least, T::splat(simd, *reach))
+                    T::any_at_most::<S>(simd, least, T::splat(simd, *threshold))
                 });
                 if hit {
                     let place = panel * PANEL + register * (PANEL / registers);
                     self.collect(simd, &sums, place, first, count);
-                    for (reach, sink) in reach.iter_mut().zip(&self.sinks[first..first + count]) {
-                        *reach = sink.reach();
+                    for (threshold, sink) in
+                        thresholds.iter_mut().zip(&self.sinks[first..first + count])
+                    {
+                        *threshold = sink.threshold();
                     }
                 }
             }
         }
     }
 
-    /// Offers the sums within reach to their sinks.
+    /// Offers the sums within the thresholds to their sinks.
     #[inline(never)]
     fn collect<S: Simd>(
         &mut self,
@@ -183,7 +185,7 @@ impl<T: SimdReal, K: Sink<T>> Sweep<'_, T, K> {
             let sink = &mut self.sinks[first + i];
             for (j, value) in values.iter().enumerate().take(used) {
                 let base = self.base.places.row(place + j);
-                if *value <= sink.reach()
+                if *value <= sink.threshold()
                     && base < self.base.places.rows()
                     && !self.visit.is_itself(self.first + first + i, base)
                 {

@@ -35,17 +35,18 @@ pub(super) fn distances_of(
         return numbers(from, to, metric, dim, candidates, level, job).map(Distances::F32);
     }
     if let (Some((from, first)), Some((to, start))) = (queries.sets(), base.sets()) {
-        let sets = |pairs: &[(u32, u32)], found: &mut [f32]| {
-            for (found, (query, row)) in found.iter_mut().zip(pairs) {
-                *found = from.rounded_distance(first + *query as usize, to, start + *row as usize);
+        let sets = |pairs: &[(u32, u32)], distances: &mut [f32]| {
+            for (distance, (query, row)) in distances.iter_mut().zip(pairs) {
+                *distance =
+                    from.rounded_distance(first + *query as usize, to, start + *row as usize);
             }
         };
         return each(candidates, TASK_SETS, sets, job).map(Distances::F32);
     }
     let (from, to) = (queries.words().unwrap_or_default(), base.words().unwrap_or_default());
     let width = base.matrix().width();
-    let bits = |pairs: &[(u32, u32)], found: &mut [f32]| {
-        level.dispatch(BitPairs { metric, width, from, to, pairs, found });
+    let bits = |pairs: &[(u32, u32)], distances: &mut [f32]| {
+        level.dispatch(BitPairs { metric, width, from, to, pairs, distances });
     };
     each(candidates, TASK_PAIRS, bits, job).map(Distances::F32)
 }
@@ -62,12 +63,12 @@ fn numbers<T: SimdReal>(
 ) -> Result<Vec<T>> {
     let distances = |pairs: &[(u32, u32)], distances: &mut [T]| {
         let mut to = distances.iter_mut();
-        let found = |_, sum| {
+        let on_sum = |_, sum| {
             if let Some(to) = to.next() {
                 *to = metric.distance(sum);
             }
         };
-        exact::PairSums { metric, queries, base, dim, pairs, found }.compute(level);
+        exact::PairSums { metric, queries, base, dim, pairs, on_sum }.compute(level);
     };
     each(candidates, TASK_PAIRS, distances, job)
 }
@@ -79,7 +80,7 @@ struct BitPairs<'a> {
     from: &'a [u64],
     to: &'a [u64],
     pairs: &'a [(u32, u32)],
-    found: &'a mut [f32],
+    distances: &'a mut [f32],
 }
 
 impl WithSimd for BitPairs<'_> {
@@ -87,11 +88,11 @@ impl WithSimd for BitPairs<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) {
-        let Self { metric, width, from, to, pairs, found } = self;
-        for (found, (query, row)) in found.iter_mut().zip(pairs) {
+        let Self { metric, width, from, to, pairs, distances } = self;
+        for (distance, (query, row)) in distances.iter_mut().zip(pairs) {
             let (x, y) =
                 (&from[*query as usize * width..][..width], &to[*row as usize * width..][..width]);
-            *found = metric.distance_of_bits(x, y);
+            *distance = metric.distance_of_bits(x, y);
         }
     }
 }
@@ -103,13 +104,13 @@ fn each<T: Real>(
     distances: impl Fn(&[(u32, u32)], &mut [T]) + Sync,
     job: &Job,
 ) -> Result<Vec<T>> {
-    let mut found = vec![T::ZERO; candidates.len()];
-    found.par_chunks_mut(together).enumerate().try_for_each(|(task, found)| {
+    let mut gathered = vec![T::ZERO; candidates.len()];
+    gathered.par_chunks_mut(together).enumerate().try_for_each(|(task, part)| {
         job.check()?;
-        let pairs = candidates.pairs_from(task * together).take(found.len());
+        let pairs = candidates.pairs_from(task * together).take(part.len());
         let pairs: Vec<_> = pairs.map(|(query, row)| (query as u32, row)).collect();
-        distances(&pairs, found);
+        distances(&pairs, part);
         Ok::<_, Error>(())
     })?;
-    Ok(found)
+    Ok(gathered)
 }

@@ -179,9 +179,9 @@ impl InvertedIndex {
     fn query<'a>(&self, queries: &'a Rows, query: usize, call: &Call<'_>) -> SetQuery<'a> {
         let Some((sets, first)) = queries.sets() else { unreachable!("queries are sets") };
         let set = first + query;
-        let (tokens, own) = (sets.tokens(set), self.rows.sets());
+        let (tokens, base_sets) = (sets.tokens(set), self.rows.sets());
         let find = |token: &i64| {
-            let token = sets.token_in(*token, own?.0)?;
+            let token = sets.token_in(*token, base_sets?.0)?;
             let section = section_of(token);
             let section = self.sections[section]..self.sections[section + 1];
             let place = self.tokens[section.clone()].binary_search(&token).ok()?;
@@ -250,7 +250,7 @@ impl InvertedIndex {
         let all = query.tokens.len();
         let others = jaccard(rest as u32, all as u32);
         list.cut();
-        let mut limit = list.reach();
+        let mut limit = list.threshold();
         let k = list.k();
         let itself = query.itself;
         let OverlapCounts { of_row, counted, distances } = counts;
@@ -282,7 +282,7 @@ impl InvertedIndex {
                 continue;
             }
             let distance = query.sets.rounded_distance(query.set, sets, first + *row as usize);
-            if distance <= list.reach() {
+            if distance <= list.threshold() {
                 list.insert(Neighbor { distance, row: query.first_base + row });
             }
         }
@@ -292,7 +292,7 @@ impl InvertedIndex {
     fn offer_counted(&self, query: &SetQuery<'_>, counts: &OverlapCounts, list: &mut TopK<f32>) {
         for row in counts.counted.iter().filter(|row| Some(**row) != query.itself) {
             let distance = self.distance(query, *row, counts.of_row[*row as usize]);
-            if distance <= list.reach() {
+            if distance <= list.threshold() {
                 list.insert(Neighbor { distance, row: query.first_base + row });
             }
         }
@@ -309,7 +309,7 @@ impl InvertedIndex {
             }
         }
         list.cut();
-        if list.reach() < f32::ONE {
+        if list.threshold() < f32::ONE {
             return;
         }
         let shares_nothing = |row: &u32| !query.tokens.is_empty() || self.sizes[*row as usize] > 0;

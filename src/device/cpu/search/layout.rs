@@ -123,8 +123,8 @@ impl<T: SimdReal> Layout<T> {
         if let (Some((bbox_tree, is_new)), Some(values)) =
             (self.bbox_tree(sinks.len(), call)?, queries.reals())
         {
-            let is_asked = is_new || BboxTree::<T>::is_worth_a_sample(sinks.len());
-            if !is_asked || bbox_tree.suits(values, sinks, call)? {
+            let is_sampled = is_new || BboxTree::<T>::is_worth_a_sample(sinks.len());
+            if !is_sampled || bbox_tree.suits(values, sinks, call)? {
                 return bbox_tree.search(values, sinks, call);
             }
             *lock(&self.bbox_tree) = BboxTreeState::Refused;
@@ -232,14 +232,14 @@ mod tests {
 
     /// Another sink than the k nearest: all rows up to a distance.
     #[derive(Debug, Clone)]
-    struct WithinReach {
-        reach: f32,
+    struct WithinThreshold {
+        threshold: f32,
         rows: Vec<u32>,
     }
 
-    impl Sink<f32> for WithinReach {
-        fn reach(&self) -> f32 {
-            self.reach
+    impl Sink<f32> for WithinThreshold {
+        fn threshold(&self) -> f32 {
+            self.threshold
         }
 
         fn most(&self) -> usize {
@@ -247,7 +247,7 @@ mod tests {
         }
 
         fn offer(&mut self, sum: f32, row: u32) {
-            if sum <= self.reach {
+            if sum <= self.threshold {
                 self.rows.push(row);
             }
         }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn any_sink_is_offered_every_pair_within_reach_once() {
+    fn any_sink_is_offered_every_pair_within_its_threshold_once() {
         let metric = Metric::SqEuclidean;
         for (rows, dim) in [(40, 3), (2500, 7), (1500, 70), (3000, 130)] {
             let mut random = Random::new(dim as u64);
@@ -274,7 +274,7 @@ mod tests {
             let matrix = Matrix::new(Elements::F32(values.clone()), rows, dim);
             let base = Rows::all(Arc::new(matrix));
             let queries = base.slice(0..30);
-            let reach = dim as f32 / 7.0;
+            let threshold = dim as f32 / 7.0;
             let job = Job::default();
             for (level, first) in
                 Level::all().into_iter().flat_map(|level| [0, 1, 2, 3].map(|first| (level, first)))
@@ -282,14 +282,17 @@ mod tests {
                 let call = Call { metric, level, pairing: &Pairing::default(), job: &job };
                 let spec = LayoutSpec { metric, level, k: None };
                 let layout = Layout::new(&base, spec, &CODE_FORMS[first..], &job).unwrap();
-                let mut found = vec![WithinReach { reach, rows: Vec::new() }; queries.len()];
-                traversal::run(&layout, &queries, &call, &mut found).unwrap();
-                for (q, mut sink) in found.into_iter().enumerate() {
+                let mut sinks =
+                    vec![WithinThreshold { threshold, rows: Vec::new() }; queries.len()];
+                traversal::run(&layout, &queries, &call, &mut sinks).unwrap();
+                for (q, mut sink) in sinks.into_iter().enumerate() {
                     let sum = |row: usize| {
                         metric.sum_of(&values[q * dim..][..dim], &values[row * dim..][..dim])
                     };
-                    let expected: Vec<u32> =
-                        (0..rows).filter(|row| sum(*row) <= reach).map(|row| row as u32).collect();
+                    let expected: Vec<u32> = (0..rows)
+                        .filter(|row| sum(*row) <= threshold)
+                        .map(|row| row as u32)
+                        .collect();
                     sink.rows.sort_unstable();
                     assert_eq!(sink.rows, expected, "query {q} of {rows} × {dim}, {level:?}");
                 }
@@ -331,8 +334,8 @@ mod tests {
                     (false, true) => (100.0, 8.0),
                     (false, false) => (0.0, 60.0),
                 };
-                let own = (0..dim).map(|_| (from + width * random.unit()) as f32);
-                values.extend(own.map(|x| if is_whole { x.round() } else { x }));
+                let coordinates = (0..dim).map(|_| (from + width * random.unit()) as f32);
+                values.extend(coordinates.map(|x| if is_whole { x.round() } else { x }));
             }
             let base = Rows::all(Arc::new(Matrix::new(Elements::F32(values.clone()), count, dim)));
             let (metric, job) = (Metric::SqEuclidean, Job::default());
@@ -343,9 +346,9 @@ mod tests {
                 let expected = nearest(&values, queries, dim, k);
                 for forms in [&CODE_FORMS[..], &CODE_FORMS[1..], &CODE_FORMS[2..]] {
                     let layout = Layout::new(&base, spec, forms, &job).unwrap();
-                    let mut found = vec![TopK::new(k, metric); queries];
-                    traversal::run(&layout, &base.slice(0..queries), &call, &mut found).unwrap();
-                    for (list, expected) in found.into_iter().zip(&expected) {
+                    let mut lists = vec![TopK::new(k, metric); queries];
+                    traversal::run(&layout, &base.slice(0..queries), &call, &mut lists).unwrap();
+                    for (list, expected) in lists.into_iter().zip(&expected) {
                         let list = list.into_sorted().into_iter();
                         let list: Vec<_> = list.map(|one| (one.distance, one.row)).collect();
                         assert_eq!(&list, expected, "k {k}, {level:?}");

@@ -192,10 +192,10 @@ impl SearchDevice for CpuDevice {
         let start = Instant::now();
         let (from, to, metric) = (&queries.rows, &base.rows, queries.metric);
         match argmin_small::nearest_one(from, to, metric, pairing, self.level, job) {
-            Some(found) => {
-                let mut found = found?;
-                found.work.kernel = start.elapsed();
-                Ok(found)
+            Some(neighbors) => {
+                let mut neighbors = neighbors?;
+                neighbors.work.kernel = start.elapsed();
+                Ok(neighbors)
             }
             None => {
                 let mut lists = self.new_lists(queries, 1)?;

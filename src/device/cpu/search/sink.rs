@@ -28,11 +28,11 @@ impl<T: Real> Neighbor<T> {
     }
 }
 
-/// Consumes the pairs of one query. A search offers it every pair whose sum is within reach once, in
+/// Consumes the pairs of one query. A search offers it every pair whose sum is within its threshold once, in
 /// any order.
 pub(super) trait Sink<T>: Send + Sync {
     /// The threshold: no pair with a larger sum matters.
-    fn reach(&self) -> T;
+    fn threshold(&self) -> T;
 
     /// The most pairs that can matter: of more, only the nearest do.
     fn most(&self) -> usize;
@@ -61,9 +61,9 @@ pub(super) struct TopK<T> {
     metric: Metric,
     enough: Option<EnoughLimits<T>>,
     entries: Vec<Neighbor<T>>,
-    /// The threshold: the k-th smallest neighbour as last known, or the last that matters.
+    /// The k-th smallest neighbour as last known, or the last that matters; and the largest sum that it may have.
     worst: Neighbor<T>,
-    reach: T,
+    threshold: T,
 }
 
 /// The constants of an [`Enough`] in the element type, rounded up.
@@ -99,7 +99,7 @@ impl<T: Real> EnoughLimits<T> {
 impl<T: Real> TopK<T> {
     pub fn new(k: usize, metric: Metric) -> Self {
         let (entries, worst) = (Vec::new(), Neighbor::LAST);
-        Self { k, metric, enough: None, entries, worst, reach: T::INFINITY }
+        Self { k, metric, enough: None, entries, worst, threshold: T::INFINITY }
     }
 
     /// Takes only neighbours that matter by `enough` from now on.
@@ -139,7 +139,7 @@ impl<T: Real> TopK<T> {
 
     #[inline]
     fn end_at(&mut self, worst: Neighbor<T>) {
-        self.reach = self.metric.reach(worst.distance);
+        self.threshold = self.metric.reach(worst.distance);
         self.worst = worst;
     }
 
@@ -186,9 +186,9 @@ impl<T: Real> TopK<T> {
         }
         let mut kth = last;
         if bounding < self.k {
-            let (_, found, _) =
+            let (_, neighbor, _) =
                 self.entries.select_nth_unstable_by_key(bounding - 1, Neighbor::key);
-            kth = Some(*found);
+            kth = Some(*neighbor);
         }
         if let Some(kth) = kth {
             self.bound(kth.distance, last);
@@ -212,8 +212,8 @@ impl<T: Real> TopK<T> {
 
 impl<T: Real> Sink<T> for TopK<T> {
     #[inline(always)]
-    fn reach(&self) -> T {
-        self.reach
+    fn threshold(&self) -> T {
+        self.threshold
     }
 
     #[inline(always)]

@@ -43,7 +43,7 @@ pub(super) trait Arithmetic<T>: Sync {
         TASK_QUERIES
     }
 
-    /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
+    /// Offers all pairs of the queries with the visited blocks, if they are within the threshold, to the
     /// queries' sinks.
     fn scan<K: Sink<T>>(
         &self,
@@ -176,14 +176,14 @@ pub(super) fn run<T: Real, K: Sink<T>>(
         if parts == 1 {
             return task(first, 0, sinks);
         }
-        let found: Vec<_> = (0..parts)
+        let of_parts: Vec<_> = (0..parts)
             .into_par_iter()
             .map(|part| {
-                let mut found: Vec<_> = sinks.iter().map(Sink::sibling).collect();
-                task(first, part, &mut found).map(|work| (found, work))
+                let mut siblings: Vec<_> = sinks.iter().map(Sink::sibling).collect();
+                task(first, part, &mut siblings).map(|work| (siblings, work))
             })
             .collect::<Result<_>>()?;
-        absorb_all(sinks, found, job)
+        absorb_all(sinks, of_parts, job)
     });
     works.try_reduce(Work::default, |mut a, b| {
         a += b;

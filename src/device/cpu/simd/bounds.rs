@@ -51,21 +51,21 @@ impl Level {
         bounds.now().fold(u16::MAX, u16::min)
     }
 
-    /// The numbers of the bounds that are at most `most` after the movement is subtracted, ascending.
-    pub fn within(self, bounds: StoredBounds<'_>, most: u16, found: &mut Vec<u32>) {
-        found.clear();
+    /// The positions of the bounds that are at most `most` after the movement is subtracted, ascending.
+    pub fn within(self, bounds: StoredBounds<'_>, most: u16, positions: &mut Vec<u32>) {
+        positions.clear();
         #[cfg(target_arch = "x86_64")]
         if self.has_avx512() {
             // SAFETY: the level proves that the processor has AVX-512 F and BW, AVX2 and POPCNT.
-            return unsafe { within_avx512(bounds, most, found) };
+            return unsafe { within_avx512(bounds, most, positions) };
         }
         #[cfg(target_arch = "x86_64")]
         if self.0 >= Instructions::Avx2 {
             // SAFETY: the level proves that the processor has AVX2 and POPCNT.
-            return unsafe { within_avx2(bounds, most, found) };
+            return unsafe { within_avx2(bounds, most, positions) };
         }
         let near = (0..).zip(bounds.now()).filter(|(_, now)| *now <= most);
-        found.extend(near.map(|(number, _)| number));
+        positions.extend(near.map(|(number, _)| number));
     }
 }
 
@@ -109,11 +109,11 @@ const BITS: [[u8; 8]; 256] = {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,popcnt")]
-fn within_avx2(bounds: StoredBounds<'_>, most: u16, found: &mut Vec<u32>) {
+fn within_avx2(bounds: StoredBounds<'_>, most: u16, positions: &mut Vec<u32>) {
     const PART: usize = 8;
     // Numbers are written a register at a time.
-    found.reserve(bounds.noted.len() * TOGETHER + PART);
-    let (to, mut count) = (found.as_mut_ptr(), 0);
+    positions.reserve(bounds.noted.len() * TOGETHER + PART);
+    let (to, mut count) = (positions.as_mut_ptr(), 0);
     let most = _mm256_set1_epi16(most as i16);
     let mut first = _mm256_setzero_si256();
     for (noted, moved) in bounds.noted.iter().zip(bounds.moved) {
@@ -124,25 +124,25 @@ fn within_avx2(bounds: StoredBounds<'_>, most: u16, found: &mut Vec<u32>) {
         for part in (_mm256_movemask_epi8(all) as u32).to_le_bytes() {
             let bits = i64::from_le_bytes(BITS[usize::from(part)]);
             let near = _mm256_add_epi32(first, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits)));
-            // SAFETY: `found` has no elements, and room for as many as there are bounds and a register of eight more. No more
-            // have been counted than were looked at, so that eight from `count` on are in the room, which nothing else
-            // touches while `to` is used; the store needs no alignment.
+            // SAFETY: `positions` has no elements, and room for as many as there are bounds and a register of eight more. No
+            // more have been counted than were looked at, so that eight from `count` on are in the room, which nothing
+            // else touches while `to` is used; the store needs no alignment.
             unsafe { _mm256_storeu_si256(to.add(count).cast(), near) };
             count += part.count_ones() as usize;
             first = _mm256_add_epi32(first, _mm256_set1_epi32(PART as i32));
         }
     }
     // SAFETY: the first `count` have been written one after the other, and there is room for more than these.
-    unsafe { found.set_len(count) };
+    unsafe { positions.set_len(count) };
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,popcnt")]
-fn within_avx512(bounds: StoredBounds<'_>, most: u16, found: &mut Vec<u32>) {
+fn within_avx512(bounds: StoredBounds<'_>, most: u16, positions: &mut Vec<u32>) {
     const HALF: usize = TOGETHER / 2;
     // Numbers are written a register at a time.
-    found.reserve(bounds.noted.len() * TOGETHER + HALF);
-    let (to, mut count) = (found.as_mut_ptr(), 0);
+    positions.reserve(bounds.noted.len() * TOGETHER + HALF);
+    let (to, mut count) = (positions.as_mut_ptr(), 0);
     let most = _mm512_set1_epi16(most as i16);
     let mut numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (noted, moved) in bounds.noted.iter().zip(bounds.moved) {
@@ -153,16 +153,16 @@ fn within_avx512(bounds: StoredBounds<'_>, most: u16, found: &mut Vec<u32>) {
         let all = _mm512_cmple_epu16_mask(_mm512_subs_epu16(noted, moved), most);
         for half in [all as u16, (all >> HALF) as u16] {
             let near = _mm512_maskz_compress_epi32(half, numbers);
-            // SAFETY: `found` has no elements, and room for as many as there are bounds and a register of sixteen more. No
-            // more have been counted than were looked at, so that sixteen from `count` on are in the room, which nothing
-            // else touches while `to` is used; the store needs no alignment.
+            // SAFETY: `positions` has no elements, and room for as many as there are bounds and a register of sixteen more.
+            // No more have been counted than were looked at, so that sixteen from `count` on are in the room, which
+            // nothing else touches while `to` is used; the store needs no alignment.
             unsafe { _mm512_storeu_si512(to.add(count).cast(), near) };
             count += half.count_ones() as usize;
             numbers = _mm512_add_epi32(numbers, _mm512_set1_epi32(HALF as i32));
         }
     }
     // SAFETY: the first `count` have been written one after the other, and there is room for more than these.
-    unsafe { found.set_len(count) };
+    unsafe { positions.set_len(count) };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -221,9 +221,9 @@ mod tests {
                 for level in Level::all() {
                     let least = now.iter().copied().min().unwrap_or(u16::MAX);
                     assert_eq!(level.least(bounds), least, "{level:?}");
-                    let mut found = vec![7; 3];
-                    level.within(bounds, most, &mut found);
-                    assert_eq!(found, near, "{level:?}, {most}");
+                    let mut positions = vec![7; 3];
+                    level.within(bounds, most, &mut positions);
+                    assert_eq!(positions, near, "{level:?}, {most}");
                 }
             }
         }

@@ -65,24 +65,24 @@ macro_rules! keep {
     ($name:ident, $features:literal, $product:ident) => {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = $features)]
-        fn $name(of: DotOperands<'_>, found: &mut PassedPairs) {
-            keep!(of, found, $product);
+        fn $name(of: DotOperands<'_>, passed: &mut PassedPairs) {
+            keep!(of, passed, $product);
         }
     };
-    ($of:ident, $found:ident, $product:ident) => {
-        let mut kept = 0;
+    ($of:ident, $passed:ident, $product:ident) => {
+        let mut count = 0;
         // A loop: closures that others call are not compiled for this level.
-        for i in 0..$found.len() {
-            let pair = $found.get(i);
+        for i in 0..$passed.len() {
+            let pair = $passed.get(i);
             let (query, row) = (pair.query as usize, pair.row as usize);
             let (panel, lane) = (row / ROWS, row % ROWS);
             let sum =
                 $of.starts[panel].0[lane] + $product($of.queries.row(query), $of.base.row(row));
-            $found.keep(i, kept, sum);
+            $passed.keep(i, count, sum);
             let is_decided = $of.decided[panel] >> lane & 1 == 1;
-            kept += usize::from(is_decided && sum >= $of.least[query]);
+            count += usize::from(is_decided && sum >= $of.least[query]);
         }
-        $found.truncate(kept);
+        $passed.truncate(count);
     };
 }
 
@@ -162,25 +162,25 @@ impl Level {
 
     /// Keeps the pairs whose sums, `start + Σ base · query`, reach the query's threshold; no partial sum may overflow
     /// 32 bits.
-    pub fn retain_by_dot_i16(self, of: DotOperands<'_>, found: &mut PassedPairs) {
+    pub fn retain_by_dot_i16(self, of: DotOperands<'_>, passed: &mut PassedPairs) {
         assert_eq!(of.base.per_row, of.queries.per_row, "rows of one length");
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI.
-            Instructions::Vnni => unsafe { keep_vnni(of, found) },
+            Instructions::Vnni => unsafe { keep_vnni(of, passed) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level proves that the processor has AVX-512 F and BW.
-            Instructions::Avx512 => unsafe { keep_avx512(of, found) },
+            Instructions::Avx512 => unsafe { keep_avx512(of, passed) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level proves that the processor has AVX2.
-            Instructions::Avx2 => unsafe { keep_avx2(of, found) },
+            Instructions::Avx2 => unsafe { keep_avx2(of, passed) },
             // Has nothing to look at before.
             #[cfg(target_arch = "aarch64")]
             Instructions::Neon => {
-                keep!(of, found, product);
+                keep!(of, passed, product);
             }
             Instructions::Plain => {
-                keep!(of, found, product);
+                keep!(of, passed, product);
             }
         }
     }
@@ -387,9 +387,9 @@ mod tests {
                     least: &least,
                 };
                 level.retain_by_dot_i16(chosen, &mut passed);
-                let found: Vec<_> =
+                let retained: Vec<_> =
                     passed.iter().map(|pair| (pair.query, pair.row, pair.sum)).collect();
-                assert_eq!(found, expected, "{level:?}, {dim} dimensions");
+                assert_eq!(retained, expected, "{level:?}, {dim} dimensions");
             }
         }
     }

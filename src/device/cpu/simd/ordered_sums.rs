@@ -180,12 +180,12 @@ macro_rules! sums {
                     pairs,
                     dims,
                     |sum, queries, bases| {
-                        let mut apart = queries;
+                        let mut differences = queries;
                         for i in 0..$count {
-                            apart[i] = $subtract(queries[i], bases[i]);
+                            differences[i] = $subtract(queries[i], bases[i]);
                         }
-                        for apart in columns!($type, $count, apart) {
-                            *sum = $square_plus(apart, *sum);
+                        for difference in columns!($type, $count, differences) {
+                            *sum = $square_plus(difference, *sum);
                         }
                     }
                 );

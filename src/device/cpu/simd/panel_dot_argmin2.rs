@@ -165,11 +165,11 @@ mod tests {
                     expected |= u64::from(!is_known) << row;
                 }
                 for level in Level::all() {
-                    let mut found = Argmin2::default();
+                    let mut actual = Argmin2::default();
                     let others = CentroidWords { starts: &starts, words: &of_others };
                     let known = ExpectedArgmin { numbers: &numbers, margin: margin as i32 };
-                    let open = level.panel_dot_argmin2(&groups, others, known, &mut found);
-                    assert_eq!(found, argmin, "{level:?} {words} {count}");
+                    let open = level.panel_dot_argmin2(&groups, others, known, &mut actual);
+                    assert_eq!(actual, argmin, "{level:?} {words} {count}");
                     assert_eq!(open, expected, "{level:?} {words} {count}");
                 }
             }

@@ -56,8 +56,9 @@ macro_rules! least_512 {
                     // SAFETY: each slice, whose bounds are checked, has the 16 numbers of four bytes of a register. `known` is
                     // borrowed shared and `to` exclusively; loads and stores need no alignment.
                     unsafe {
-                        let own = _mm512_loadu_si512(known.numbers[lanes.clone()].as_ptr().cast());
-                        let is_open = _mm512_cmpneq_epi32_mask(numbers[i], own)
+                        let expected =
+                            _mm512_loadu_si512(known.numbers[lanes.clone()].as_ptr().cast());
+                        let is_open = _mm512_cmpneq_epi32_mask(numbers[i], expected)
                             | _mm512_cmple_epi32_mask(near, least[i]);
                         open |= u64::from(is_open) << (LANES * quarter);
                         let to = [&mut to.least, &mut to.second, &mut to.number];
@@ -117,8 +118,8 @@ pub(super) fn least_avx2<const WORDS: usize>(
             // SAFETY: each slice, whose bounds are checked, has the eight numbers of four bytes of a register. `known` is
             // borrowed shared and `to` exclusively; loads and stores need no alignment.
             unsafe {
-                let own = _mm256_loadu_si256(known.numbers[lanes.clone()].as_ptr().cast());
-                let is_known = _mm256_and_si256(is_far, _mm256_cmpeq_epi32(numbers[i], own));
+                let expected = _mm256_loadu_si256(known.numbers[lanes.clone()].as_ptr().cast());
+                let is_known = _mm256_and_si256(is_far, _mm256_cmpeq_epi32(numbers[i], expected));
                 let is_known = _mm256_movemask_ps(_mm256_castsi256_ps(is_known));
                 open |= u64::from(!is_known as u8) << first;
                 let to = [&mut to.least, &mut to.second, &mut to.number];

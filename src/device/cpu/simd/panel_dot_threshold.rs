@@ -72,10 +72,10 @@ impl Level {
         let count = queries.len() / length.max(1);
         let together = self.together(count);
         let mut words = vec![0; count.div_ceil(together) * together * length];
-        for (query, own) in queries.chunks_exact(length.max(1)).enumerate() {
+        for (query, query_words) in queries.chunks_exact(length.max(1)).enumerate() {
             let to = &mut words[query / together * together * length..][..together * length];
             let to = to[query % together..].iter_mut().step_by(together);
-            to.zip(own).for_each(|(to, word)| *to = *word);
+            to.zip(query_words).for_each(|(to, word)| *to = *word);
         }
         Packed { words, length, together }
     }
@@ -91,9 +91,9 @@ impl Level {
         panels: CodePanels<'_>,
         queries: &Packed,
         least: &[i32],
-        found: &mut PassedPairs,
+        passed: &mut PassedPairs,
     ) {
-        self.panel_dot_threshold_prefetching(&[], width, panels, queries, least, found);
+        self.panel_dot_threshold_prefetching(&[], width, panels, queries, least, passed);
     }
 
     /// As [`panel_dot_threshold`](Self::panel_dot_threshold), and meanwhile prefetches `lines`.
@@ -104,10 +104,10 @@ impl Level {
         panels: CodePanels<'_>,
         queries: &Packed,
         least: &[i32],
-        found: &mut PassedPairs,
+        passed: &mut PassedPairs,
     ) {
         let Packed { ref words, length, together } = *queries;
-        found.begin(panels.starts.len() * ROWS, least.len().next_multiple_of(together));
+        passed.begin(panels.starts.len() * ROWS, least.len().next_multiple_of(together));
         assert!(self.has(width) && together == self.together(words.len() / length.max(1)));
         assert_eq!(panels.groups.len(), panels.starts.len() * CodePanels::groups_of(length));
         assert!(width != Width::Seven || length.is_multiple_of(TOGETHER_IN_16_BITS));
@@ -123,38 +123,38 @@ impl Level {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI, and POPCNT.
                 (Instructions::Vnni, Width::Eight) => unsafe {
-                    with!(together, eight_vnni(panels, &group, found))
+                    with!(together, eight_vnni(panels, &group, passed))
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX-512 F, BW and VNNI, and POPCNT.
                 (Instructions::Vnni, _) => unsafe {
-                    with!(together, sixteen_vnni(panels, &group, found))
+                    with!(together, sixteen_vnni(panels, &group, passed))
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX-512 F and BW, and POPCNT.
                 (Instructions::Avx512, Width::Seven) => unsafe {
-                    seven_avx512::<FEW>(panels, &group, found)
+                    seven_avx512::<FEW>(panels, &group, passed)
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX2 and POPCNT.
                 (Instructions::Avx2, Width::Seven) => unsafe {
-                    with!(together, seven_avx2(panels, &group, found))
+                    with!(together, seven_avx2(panels, &group, passed))
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX-512 F and BW, and POPCNT.
                 (Instructions::Avx512, _) => unsafe {
-                    sixteen_avx512::<FEW>(panels, &group, found)
+                    sixteen_avx512::<FEW>(panels, &group, passed)
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX2 and POPCNT.
                 (Instructions::Avx2, _) => unsafe {
-                    with!(together, sixteen_avx2(panels, &group, found))
+                    with!(together, sixteen_avx2(panels, &group, passed))
                 },
                 #[cfg(target_arch = "aarch64")]
                 // SAFETY: the level proves that the processor has NEON.
-                (Instructions::Neon, _) => unsafe { sixteen_neon(panels, &group, found) },
+                (Instructions::Neon, _) => unsafe { sixteen_neon(panels, &group, passed) },
                 (Instructions::Plain, _) => {
-                    self.dispatch(PortableThreshold { panels, group: &group, found });
+                    self.dispatch(PortableThreshold { panels, group: &group, passed });
                 }
             }
         }
@@ -165,7 +165,7 @@ impl Level {
 struct PortableThreshold<'a> {
     panels: CodePanels<'a>,
     group: &'a QueryGroup<'a>,
-    found: &'a mut PassedPairs,
+    passed: &'a mut PassedPairs,
 }
 
 impl WithSimd for PortableThreshold<'_> {
@@ -173,7 +173,7 @@ impl WithSimd for PortableThreshold<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Self { panels, group, found } = self;
+        let Self { panels, group, passed } = self;
         let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
         for (panel, starts, groups) in group.each(panels) {
             for (query, limit) in limits.iter().enumerate() {
@@ -190,7 +190,7 @@ impl WithSimd for PortableThreshold<'_> {
                 }
                 let passes = sums.0.iter().enumerate();
                 let rows = passes.fold(0, |rows, (i, sum)| rows | u64::from(sum > limit) << i);
-                found.pass(found.pair(group.first + query, panel * ROWS), rows, &sums.0);
+                passed.pass(passed.pair(group.first + query, panel * ROWS), rows, &sums.0);
             }
         }
     }
@@ -276,18 +276,18 @@ mod tests {
             })
             .collect();
         let words: Vec<i32> = queries.iter().map(|word| i32::from_le_bytes(*word)).collect();
-        let mut found = PassedPairs::default();
-        level.panel_dot_threshold(width, all, &level.pack(&words, length), &least, &mut found);
-        let pair = |found: PassedPair| (found.query as usize, found.row as usize);
-        let mut passed: Vec<_> = found.iter().map(pair).collect();
-        for (found, (query, row)) in found.iter().zip(&passed) {
-            assert_eq!(i64::from(found.sum), sums[*query][*row], "{level:?} {width:?}");
+        let mut passed = PassedPairs::default();
+        level.panel_dot_threshold(width, all, &level.pack(&words, length), &least, &mut passed);
+        let pair = |passed: PassedPair| (passed.query as usize, passed.row as usize);
+        let mut pairs: Vec<_> = passed.iter().map(pair).collect();
+        for (passed_pair, (query, row)) in passed.iter().zip(&pairs) {
+            assert_eq!(i64::from(passed_pair.sum), sums[*query][*row], "{level:?} {width:?}");
         }
-        passed.sort_unstable();
+        pairs.sort_unstable();
         let rows = (0..count).flat_map(|query| (0..panels * ROWS).map(move |row| (query, row)));
         let passes = |(query, row): &(usize, usize)| sums[*query][*row] >= i64::from(least[*query]);
         let expected: Vec<_> = rows.filter(passes).collect();
-        assert_eq!(passed, expected, "{level:?} {width:?} {length} {panels} {count}");
+        assert_eq!(pairs, expected, "{level:?} {width:?} {length} {panels} {count}");
     }
 
     #[test]

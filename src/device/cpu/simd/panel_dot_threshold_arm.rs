@@ -14,7 +14,7 @@ const FEW_QUERIES: usize = 3;
 pub(super) fn sixteen_neon(
     panels: CodePanels<'_>,
     group: &QueryGroup<'_>,
-    found: &mut PassedPairs,
+    passed: &mut PassedPairs,
 ) {
     let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
     for (panel, starts, groups) in group.each(panels) {
@@ -57,7 +57,7 @@ pub(super) fn sixteen_neon(
             if any {
                 let passes = sums.iter().enumerate();
                 let rows = passes.fold(0, |rows, (i, sum)| rows | u64::from(*sum > limit) << i);
-                found.pass(found.pair(group.first + query, panel * ROWS), rows, sums);
+                passed.pass(passed.pair(group.first + query, panel * ROWS), rows, sums);
             }
         }
     }

@@ -43,7 +43,7 @@ macro_rules! sweep_512 {
         pub(super) fn $name<const TOGETHER: usize>(
             panels: CodePanels<'_>,
             group: &QueryGroup<'_>,
-            found: &mut PassedPairs,
+            passed: &mut PassedPairs,
         ) {
             let (queries, limits) = (group.words::<TOGETHER>(), group.limits::<TOGETHER>());
             let limits = limits.map(|limit| _mm512_set1_epi32(limit));
@@ -77,11 +77,11 @@ macro_rules! sweep_512 {
                 }
                 // A copy in memory, so that the sums themselves stay in registers.
                 let sums = std::hint::black_box(sums);
-                let (pairs, to) = found.room(TOGETHER * ROWS + 16);
-                let mut passed = 0;
+                let (pairs, to) = passed.room(TOGETHER * ROWS + 16);
+                let mut count = 0;
                 for query in (0..TOGETHER).filter(|query| any[*query] != 0) {
                     let (sums, limit) = (sums[query], limits[query]);
-                    let first = found.pair(group.first + query, panel * ROWS) as i32;
+                    let first = passed.pair(group.first + query, panel * ROWS) as i32;
                     // Without branches, as which rows pass cannot be foreseen.
                     for (i, sum) in sums.into_iter().enumerate() {
                         let mask = _mm512_cmpgt_epi32_mask(sum, limit);
@@ -89,15 +89,15 @@ macro_rules! sweep_512 {
                             _mm512_add_epi32(_mm512_set1_epi32(first + 16 * i as i32), lanes);
                         // SAFETY: there is room for all pairs and a register more, which is written here alone.
                         unsafe {
-                            let (pairs, to) = (pairs.add(passed).cast(), to.add(passed).cast());
+                            let (pairs, to) = (pairs.add(count).cast(), to.add(count).cast());
                             _mm512_storeu_si512(pairs, _mm512_maskz_compress_epi32(mask, rows));
                             _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, sum));
                         }
-                        passed += mask.count_ones() as usize;
+                        count += mask.count_ones() as usize;
                     }
                 }
                 // SAFETY: so many pairs and sums were written one after the other from the beginning of the room.
-                unsafe { found.wrote(passed) };
+                unsafe { passed.wrote(count) };
             }
         }
     };
@@ -125,7 +125,7 @@ macro_rules! sweep_256 {
         pub(super) fn $name<const TOGETHER: usize>(
             panels: CodePanels<'_>,
             group: &QueryGroup<'_>,
-            found: &mut PassedPairs,
+            passed: &mut PassedPairs,
         ) {
             let (queries, limits) = (group.words::<TOGETHER>(), group.limits::<TOGETHER>());
             let limits = limits.map(|limit| _mm256_set1_epi32(limit));
@@ -156,11 +156,11 @@ macro_rules! sweep_256 {
                         continue;
                     }
                     let sums = std::hint::black_box(sums);
-                    let (pairs, to) = found.room(TOGETHER * LANES + 8);
-                    let mut passed = 0;
+                    let (pairs, to) = passed.room(TOGETHER * LANES + 8);
+                    let mut count = 0;
                     for (query, (sums, limit)) in sums.into_iter().zip(limits).enumerate() {
                         let row = panel * ROWS + LANES * quarter;
-                        let first = found.pair(group.first + query, row) as i32;
+                        let first = passed.pair(group.first + query, row) as i32;
                         for (i, sum) in sums.into_iter().enumerate() {
                             let is_more = _mm256_castsi256_ps(_mm256_cmpgt_epi32(sum, limit));
                             let mask = _mm256_movemask_ps(is_more) as u8;
@@ -169,15 +169,15 @@ macro_rules! sweep_256 {
                             let first = _mm256_set1_epi32(first + 8 * i as i32);
                             // SAFETY: there is room for all pairs and a register more, which is written here alone.
                             unsafe {
-                                let (pairs, to) = (pairs.add(passed).cast(), to.add(passed).cast());
+                                let (pairs, to) = (pairs.add(count).cast(), to.add(count).cast());
                                 _mm256_storeu_si256(pairs, _mm256_add_epi32(first, order));
                                 _mm256_storeu_si256(to, _mm256_permutevar8x32_epi32(sum, order));
                             }
-                            passed += mask.count_ones() as usize;
+                            count += mask.count_ones() as usize;
                         }
                     }
                     // SAFETY: so many pairs and sums were written one after the other from the beginning of the room.
-                    unsafe { found.wrote(passed) };
+                    unsafe { passed.wrote(count) };
                 }
             }
         }

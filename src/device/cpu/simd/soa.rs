@@ -37,18 +37,18 @@ impl<T: Real> SoaRows<T> {
         Self { columns, dim, count: rows }
     }
 
-    /// Calls `found` with the distances of each [`SIDE_BY_SIDE`] rows, by the number of the first, from a query, in the
-    /// contract's order. It is compiled for the processor's instructions if it is always inlined.
+    /// Calls `on_distances` with the distances of each [`SIDE_BY_SIDE`] rows, by the number of the first, from a query,
+    /// in the contract's order. It is compiled for the processor's instructions if it is always inlined.
     pub fn distances(
         &self,
         level: Level,
         metric: Metric,
         query: &[T],
-        found: impl FnMut(usize, &[T; SIDE_BY_SIDE]),
+        on_distances: impl FnMut(usize, &[T; SIDE_BY_SIDE]),
     ) where
         T: SimdReal,
     {
-        level.dispatch(SoaDistances { rows: self, metric, query, found });
+        level.dispatch(SoaDistances { rows: self, metric, query, on_distances });
     }
 }
 
@@ -57,7 +57,7 @@ struct SoaDistances<'a, T, F> {
     rows: &'a SoaRows<T>,
     metric: Metric,
     query: &'a [T],
-    found: F,
+    on_distances: F,
 }
 
 impl<T: SimdReal, F: FnMut(usize, &[T; SIDE_BY_SIDE])> WithSimd for SoaDistances<'_, T, F> {
@@ -83,7 +83,7 @@ impl<T: SimdReal, F: FnMut(usize, &[T; SIDE_BY_SIDE])> WithSimd for SoaDistances
             if !squares {
                 sums.iter_mut().for_each(|sum| *sum = metric.distance(*sum));
             }
-            (self.found)(number * SIDE_BY_SIDE, &sums);
+            (self.on_distances)(number * SIDE_BY_SIDE, &sums);
         }
     }
 }

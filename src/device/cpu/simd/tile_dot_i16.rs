@@ -102,8 +102,8 @@ impl WithSimd for PortableTileDot<'_> {
         let TileQueries { tile, rows, least } = self.queries;
         for ((passed, row), least) in passed.iter_mut().zip(rows).zip(least) {
             let mut sums = self.starts.0;
-            for (pair, own) in self.tile.iter().zip(*tile) {
-                let [even, odd] = own.0[*row as usize].map(i32::from);
+            for (pair, query_pair) in self.tile.iter().zip(*tile) {
+                let [even, odd] = query_pair.0[*row as usize].map(i32::from);
                 for (sum, row) in sums.iter_mut().zip(&pair.0) {
                     *sum += i32::from(row[0]) * even + i32::from(row[1]) * odd;
                 }
@@ -138,9 +138,9 @@ fn passing_vnni(tile: &[DimPair], starts: &TileSums, queries: &TileQueries<'_>) 
     }
     let mut sums = [registers(starts); QUERIES];
     let lanes = queries.rows.map(|row| row as usize);
-    for (pair, own) in tile.iter().zip(queries.tile) {
+    for (pair, query_pair) in tile.iter().zip(queries.tile) {
         let rows = registers(pair);
-        for (sums, word) in sums.iter_mut().zip(words_of(own, &lanes)) {
+        for (sums, word) in sums.iter_mut().zip(words_of(query_pair, &lanes)) {
             let word = _mm512_set1_epi32(word);
             for (sum, rows) in sums.iter_mut().zip(rows) {
                 *sum = _mm512_dpwssd_epi32(*sum, rows, word);
@@ -173,9 +173,9 @@ fn passing_avx2(tile: &[DimPair], starts: &TileSums, queries: &TileQueries<'_>) 
     let lanes = queries.rows.map(|row| row as usize);
     for quarter in 0..4 {
         let mut sums = [registers(starts, quarter); QUERIES];
-        for (pair, own) in tile.iter().zip(queries.tile) {
+        for (pair, query_pair) in tile.iter().zip(queries.tile) {
             let rows = registers(pair, quarter);
-            for (sums, word) in sums.iter_mut().zip(words_of(own, &lanes)) {
+            for (sums, word) in sums.iter_mut().zip(words_of(query_pair, &lanes)) {
                 let word = _mm256_set1_epi32(word);
                 for (sum, rows) in sums.iter_mut().zip(rows) {
                     *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(rows, word));
@@ -236,12 +236,12 @@ mod tests {
                 .map(|_| DimPair(std::array::from_fn(|_| [number(most), number(most)])))
                 .collect();
             let starts = TileSums(std::array::from_fn(|_| i32::from(number(16_000)) << 14));
-            let own: Vec<_> = (0..words)
+            let query_tile: Vec<_> = (0..words)
                 .map(|_| DimPair(std::array::from_fn(|_| [number(most), number(most)])))
                 .collect();
             let sum = |query: usize, row: usize| {
-                let products = own.iter().zip(&tile).map(|(own, pair)| {
-                    let [a, b] = own.0[query].map(i64::from);
+                let products = query_tile.iter().zip(&tile).map(|(query_pair, pair)| {
+                    let [a, b] = query_pair.0[query].map(i64::from);
                     let [x, y] = pair.0[row].map(i64::from);
                     a * x + b * y
                 });
@@ -251,7 +251,7 @@ mod tests {
             // The sum of one of the rows, which must pass.
             let least =
                 std::array::from_fn(|i| i32::try_from(sum(rows[i] as usize, 10 * i)).unwrap());
-            let queries = TileQueries { tile: &own, rows, least };
+            let queries = TileQueries { tile: &query_tile, rows, least };
             for way in &ways {
                 let passed = way.passing(&tile, &starts, &queries);
                 for (i, passed) in passed.into_iter().enumerate() {

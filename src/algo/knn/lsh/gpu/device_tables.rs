@@ -97,7 +97,7 @@ impl<D: Device> DeviceTables<D> {
             let some = queries.slice(first..queries.len().min(first + together.max(1)));
             let some = QueryInput { rows: &some, query_rows: query_rows.skip(first as u32) };
             match job.retry_after_eviction(|| self.search_some(reranker, some, job)) {
-                Ok(Some(found)) => all.extend(found),
+                Ok(Some(part)) => all.extend(part),
                 Ok(None) | Err(Error::DeviceMemory { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             }

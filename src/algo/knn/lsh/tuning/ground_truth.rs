@@ -71,11 +71,14 @@ impl GroundTruth {
         Ok(Self { rows, lists, per_query })
     }
 
-    /// Selects the checked rows among `found`, the neighbours of each query with their distances,
+    /// Selects the checked rows among `neighbors`, the neighbours of each query with their distances,
     /// nearest first.
-    fn checked_rows(found: &[Vec<(u32, f64)>], per_query: usize) -> (Vec<CheckedRows>, Vec<u32>) {
+    fn checked_rows(
+        neighbors: &[Vec<(u32, f64)>],
+        per_query: usize,
+    ) -> (Vec<CheckedRows>, Vec<u32>) {
         let (mut lists, mut rows) = (Vec::new(), Vec::new());
-        for list in found {
+        for list in neighbors {
             let end = per_query + ties(list, per_query);
             let nearer = match per_query.checked_sub(1) {
                 Some(last) if end > per_query => list.partition_point(|row| row.1 < list[last].1),
@@ -107,11 +110,11 @@ impl GroundTruth {
         self.lists[query].positions.clone()
     }
 
-    /// The recall of each query; `found` says for each checked row whether it was found.
-    pub fn recalls(&self, found: &[bool]) -> Vec<f64> {
-        let count = |found: &[bool]| found.iter().filter(|found| **found).count() as f64;
+    /// The recall of each query; `hits` says for each checked row whether it was found.
+    pub fn recalls(&self, hits: &[bool]) -> Vec<f64> {
+        let count = |hits: &[bool]| hits.iter().filter(|hit| **hit).count() as f64;
         let recall = |list: &CheckedRows| {
-            let (nearer, tied) = found[list.positions.clone()].split_at(list.nearer);
+            let (nearer, tied) = hits[list.positions.clone()].split_at(list.nearer);
             let right = count(nearer) * list.weights[0] + count(tied) * list.weights[1];
             (right / self.per_query.max(1) as f64).min(1.0)
         };
@@ -148,10 +151,10 @@ mod tests {
 
     /// The ground truth of the query 0 in a base of non-negative numbers.
     fn ground_truth(base: &[f32], k: usize) -> GroundTruth {
-        let mut found: Vec<_> = (0..).zip(base.iter().copied().map(f64::from)).collect();
-        found.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let per_query = k.min(found.len());
-        let (lists, rows) = GroundTruth::checked_rows(&[found], per_query);
+        let mut neighbors: Vec<_> = (0..).zip(base.iter().copied().map(f64::from)).collect();
+        neighbors.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let per_query = k.min(neighbors.len());
+        let (lists, rows) = GroundTruth::checked_rows(&[neighbors], per_query);
         let numbers = Elements::F32(rows.iter().map(|row| base[*row as usize]).collect());
         GroundTruth {
             rows: Rows::all(Arc::new(Matrix::new(numbers, rows.len(), 1))),
@@ -166,7 +169,7 @@ mod tests {
         let truth = ground_truth(&[3.0, 1.0, 3.0, 9.0, 3.0, 2.0, 3.0, 3.0], 4);
         assert_eq!(truth.positions(0), 0..7);
         assert_eq!(truth.share(), 1.0);
-        let recall = |found: [u8; 7]| truth.recalls(&found.map(|found| found == 1))[0];
+        let recall = |hits: [u8; 7]| truth.recalls(&hits.map(|hit| hit == 1))[0];
         assert_eq!(recall([1, 1, 0, 0, 0, 1, 1]), 1.0);
         assert_eq!(recall([1, 0, 1, 1, 1, 1, 1]), 1.0);
         assert_eq!(recall([0, 0, 1, 1, 0, 1, 0]), 0.75);

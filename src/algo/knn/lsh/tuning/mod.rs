@@ -64,7 +64,7 @@ struct TrialGroup {
 struct Trial {
     hashes: usize,
     /// For each checked neighbour, whether it shares a bucket with its query in any table.
-    found: Vec<bool>,
+    hits: Vec<bool>,
     recall: f64,
     /// The number of tables that reaches the recall.
     tables: Option<usize>,
@@ -273,7 +273,7 @@ fn groups(lsh: &LshParams, sample: &TuningSample, metric: Metric, most: usize) -
     let pairs = sample.ground_truth.rows.len();
     let trial = |hashes: &usize| Trial {
         hashes: *hashes,
-        found: vec![false; pairs],
+        hits: vec![false; pairs],
         recall: 0.0,
         tables: None,
         is_over: false,
@@ -341,8 +341,8 @@ impl TrialGroup {
             let of_queries = values[0].chunks_exact(all).zip(queries.chunks_exact(all));
             for (query, (values, wholes)) in of_queries.enumerate() {
                 let positions = sample.ground_truth.positions(query);
-                let found = &mut trial.found[positions.clone()];
-                if found.iter().all(|found| *found) {
+                let hits = &mut trial.hits[positions.clone()];
+                if hits.iter().all(|hit| *hit) {
                     continue;
                 }
                 keys.clear();
@@ -351,9 +351,9 @@ impl TrialGroup {
                 let home = keys[0];
                 keys.sort_unstable();
                 let near = limits.near(query, values);
-                for (pair, found) in positions.zip(found).filter(|(_, found)| !**found) {
+                for (pair, hit) in positions.zip(hits).filter(|(_, hit)| !**hit) {
                     let key = signature.key(&rows[pair * all..][..trial.hashes]);
-                    *found = match &near {
+                    *hit = match &near {
                         Some(near) => near.reaches(HashSignature::flips(home, key)),
                         None => keys.binary_search(&key).is_ok(),
                     };
@@ -432,7 +432,7 @@ impl Trial {
         if self.is_over {
             return;
         }
-        let recalls = sample.ground_truth.recalls(&self.found);
+        let recalls = sample.ground_truth.recalls(&self.hits);
         self.recall = mean(&recalls);
         let pairs = sample.ground_truth.rows.len();
         let is_enough = self.recall

@@ -89,11 +89,12 @@ impl TuningSample {
         let lists = 4 * (neighbors + checked * size_of::<(f64, u32)>());
         let mut reserved = job.reserve("a sample of queries", lists + rows)?;
         let sampled = Rows::all(Arc::new(queries.gather(&positions, job)?));
-        let own: Vec<Option<u32>> =
+        let self_rows: Vec<Option<u32>> =
             positions.iter().map(|position| first.map(|first| first + position)).collect();
-        let ground_truth = GroundTruth::new(device, base, &sampled, &own, params, job)?;
+        let ground_truth = GroundTruth::new(device, base, &sampled, &self_rows, params, job)?;
         reserved.shrink_to(rows);
-        let position = |own: &Option<u32>| of_base.iter().position(|row| Some(*row) == *own);
+        let position =
+            |self_row: &Option<u32>| of_base.iter().position(|row| Some(*row) == *self_row);
         let mut sample = Self {
             queries: sampled,
             shares: SampledShares { queries: share, neighbors: ground_truth.share() },
@@ -103,7 +104,7 @@ impl TuningSample {
             counted_in: positions.len().div_ceil(QUERIES).max(1),
             ground_truth,
             base: Rows::all(Arc::new(base.gather(&of_base, job)?)),
-            itself: own.iter().map(position).collect(),
+            itself: self_rows.iter().map(position).collect(),
             median_distance: 0.0,
             _reserved: reserved,
         };

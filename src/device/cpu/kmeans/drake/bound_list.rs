@@ -15,7 +15,7 @@ pub(super) struct ListEntry {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BoundList {
     /// Upper bound on the distance to the row's own centroid.
-    own: f32,
+    upper: f32,
     /// Lower bound on the distance to every centroid without an entry.
     beyond: f32,
     centroids: [u32; LENGTH],
@@ -27,15 +27,15 @@ impl BoundList {
     /// An empty list, whose bounds exclude no centroid.
     pub const fn empty() -> Self {
         let (centroids, least) = ([0; LENGTH], [f32::INFINITY; LENGTH]);
-        Self { own: f32::INFINITY, beyond: 0.0, centroids, least }
+        Self { upper: f32::INFINITY, beyond: 0.0, centroids, least }
     }
 
-    pub fn own(&self) -> f32 {
-        self.own
+    pub fn upper(&self) -> f32 {
+        self.upper
     }
 
-    pub fn set_own(&mut self, most: f32) {
-        self.own = most;
+    pub fn set_upper(&mut self, most: f32) {
+        self.upper = most;
     }
 
     pub fn beyond(&self) -> f32 {
@@ -46,53 +46,53 @@ impl BoundList {
         *self = Self::empty();
     }
 
-    /// The centroids other than `own` whose lower bounds are at most `distance`.
-    pub fn within(&self, distance: f32, own: u32) -> impl Iterator<Item = u32> {
+    /// The centroids other than `label` whose lower bounds are at most `distance`.
+    pub fn within(&self, distance: f32, label: u32) -> impl Iterator<Item = u32> {
         let entries = self.centroids.iter().zip(&self.least);
-        let near = entries.filter(move |(other, least)| **least <= distance && **other != own);
+        let near = entries.filter(move |(other, least)| **least <= distance && **other != label);
         near.map(|(other, _)| *other)
     }
 
     /// Adjusts the bounds after centroids moved by `moved`, none by more than `most`. Returns a lower bound on the
-    /// distance to every centroid other than `own`.
+    /// distance to every centroid other than `label`.
     #[inline(always)]
-    pub fn age(&mut self, own: u32, moved: &[f32], most: f32) -> f32 {
-        self.own = (self.own + moved[own as usize]) * (1.0 + 2.0 * f32::EPSILON);
+    pub fn age(&mut self, label: u32, moved: &[f32], most: f32) -> f32 {
+        self.upper = (self.upper + moved[label as usize]) * (1.0 + 2.0 * f32::EPSILON);
         self.beyond = decay(self.beyond, most);
         for (least, centroid) in self.least.iter_mut().zip(&self.centroids) {
             *least = decay(*least, moved[*centroid as usize]);
         }
-        self.others(own)
+        self.others(label)
     }
 
-    /// Lower bound on the distance to every centroid other than `own`.
+    /// Lower bound on the distance to every centroid other than `label`.
     #[inline(always)]
-    pub fn others(&self, own: u32) -> f32 {
+    pub fn others(&self, label: u32) -> f32 {
         let entries = self.least.iter().zip(&self.centroids);
         let others =
-            entries.map(|(least, other)| if *other == own { f32::INFINITY } else { *least });
+            entries.map(|(least, other)| if *other == label { f32::INFINITY } else { *least });
         others.fold(self.beyond, f32::min)
     }
 
     /// Raises a centroid's lower bound to `least`, if it has an entry.
     pub fn learn(&mut self, centroid: u32, least: f32) {
         let entries = self.centroids.iter().zip(&mut self.least);
-        let own = entries.filter(|(other, least)| **other == centroid && least.is_finite());
-        own.for_each(|(_, to)| *to = to.max(least));
+        let of_centroid = entries.filter(|(other, least)| **other == centroid && least.is_finite());
+        of_centroid.for_each(|(_, to)| *to = to.max(least));
     }
 
-    /// Replaces the entries by the nearest of the centroids in `found`, always with the row's own; `beyond` is a
-    /// lower bound on the distance to every centroid outside `found`.
-    pub fn set(&mut self, found: &mut [ListEntry], own: u32, beyond: f32) {
-        *self = Self { own: self.own, beyond, ..Self::empty() };
-        if let Some(at) = found.iter().position(|entry| entry.centroid == own) {
-            found[at].least = 0.0;
+    /// Replaces the entries by the nearest of the centroids in `candidates`, always with the row's own; `beyond` is a
+    /// lower bound on the distance to every centroid outside `candidates`.
+    pub fn set(&mut self, candidates: &mut [ListEntry], label: u32, beyond: f32) {
+        *self = Self { upper: self.upper, beyond, ..Self::empty() };
+        if let Some(at) = candidates.iter().position(|entry| entry.centroid == label) {
+            candidates[at].least = 0.0;
         }
-        if found.len() > LENGTH {
-            found.select_nth_unstable_by(LENGTH, |a, b| a.least.total_cmp(&b.least));
-            self.beyond = self.beyond.min(found[LENGTH].least);
+        if candidates.len() > LENGTH {
+            candidates.select_nth_unstable_by(LENGTH, |a, b| a.least.total_cmp(&b.least));
+            self.beyond = self.beyond.min(candidates[LENGTH].least);
         }
-        let entries = self.centroids.iter_mut().zip(&mut self.least).zip(found.iter());
+        let entries = self.centroids.iter_mut().zip(&mut self.least).zip(candidates.iter());
         entries.for_each(|((centroid, least), entry)| {
             (*centroid, *least) = (entry.centroid, entry.least);
         });
@@ -136,25 +136,25 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_entries_are_kept_and_the_own_one() {
+    fn the_nearest_entries_are_kept_and_that_of_the_label() {
         let entry = |i: usize| ListEntry { centroid: i as u32, least: ((i * 7) % 40) as f32 };
-        let mut found: Vec<_> = (0..40).map(entry).collect();
+        let mut candidates: Vec<_> = (0..40).map(entry).collect();
         let mut list = BoundList::empty();
         // The farthest of all.
-        let own = found.iter().find(|entry| entry.least == 39.0).map_or(0, |e| e.centroid);
-        list.set(&mut found, own, 100.0);
-        list.set_own(39.0);
+        let label = candidates.iter().find(|entry| entry.least == 39.0).map_or(0, |e| e.centroid);
+        list.set(&mut candidates, label, 100.0);
+        list.set_upper(39.0);
         assert_eq!(list.beyond(), LENGTH as f32 - 1.0);
-        let mut kept: Vec<_> = list.within(200.0, 99).collect();
-        kept.sort_unstable_by_key(|centroid| (*centroid as usize * 7) % 40);
-        assert!(kept.contains(&own) && kept.len() == LENGTH);
-        assert_eq!(list.within(200.0, own).count(), LENGTH - 1);
+        let mut listed: Vec<_> = list.within(200.0, 99).collect();
+        listed.sort_unstable_by_key(|centroid| (*centroid as usize * 7) % 40);
+        assert!(listed.contains(&label) && listed.len() == LENGTH);
+        assert_eq!(list.within(200.0, label).count(), LENGTH - 1);
         // The nearest of the others was at 0.
-        assert_eq!(list.age(own, &[0.5; 40], 1.0), 0.0);
-        assert!(list.own() >= 39.5 && list.own() < 39.6);
+        assert_eq!(list.age(label, &[0.5; 40], 1.0), 0.0);
+        assert!(list.upper() >= 39.5 && list.upper() < 39.6);
         assert!(list.beyond() <= LENGTH as f32 - 2.0 && list.beyond() > LENGTH as f32 - 2.1);
-        list.learn(own, 3.0);
-        assert!(!list.within(2.9, 99).any(|centroid| centroid == own));
+        list.learn(label, 3.0);
+        assert!(!list.within(2.9, 99).any(|centroid| centroid == label));
         list.set(&mut [entry(3)], 3, 5.0);
         assert_eq!((list.within(1e9, 99).count(), list.beyond()), (1, 5.0));
         assert!(list.age(3, &[0.5; 40], 1.0) > 3.9);

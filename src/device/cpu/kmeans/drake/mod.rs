@@ -38,7 +38,7 @@ const BLOCK: usize = 512;
 pub(super) const MOST_DIM: usize = 1 << 15;
 
 /// The most candidates of the rows that are scanned together, if bounds rule out no centroid.
-const MOST_FOUND: usize = 1 << 19;
+const MOST_CANDIDATES: usize = 1 << 19;
 
 /// The margin by which a list's radius exceeds the distance of the row's own centroid, relative to that: at first,
 /// and its least and largest value.
@@ -91,8 +91,8 @@ struct ListScratch {
 struct ListWork {
     scanned: usize,
     computed: usize,
-    /// Centroids found within the radius of the rows that were scanned.
-    found: usize,
+    /// Centroids within the radius of the rows that were scanned.
+    candidates: usize,
 }
 
 impl<T: SimdReal> Drake<T> {
@@ -146,10 +146,10 @@ impl<T: SimdReal> Drake<T> {
             pairs.extend(uncertain.iter().map(|row| block.pair(*row, block.labels[*row as usize])));
             self.compute(centroids, block, pairs, true);
             for row in uncertain.iter() {
-                let (own, list) = (block.labels[*row as usize], &block.lists[*row as usize]);
-                let bound = centroids.bound(list.own());
+                let (label, list) = (block.labels[*row as usize], &block.lists[*row as usize]);
+                let bound = centroids.bound(list.upper());
                 if bound < list.beyond() {
-                    pairs.extend(list.within(bound, own).map(|other| block.pair(*row, other)));
+                    pairs.extend(list.within(bound, label).map(|other| block.pair(*row, other)));
                 } else {
                     scanned.push(*row);
                 }
@@ -157,14 +157,15 @@ impl<T: SimdReal> Drake<T> {
         } else {
             scanned.extend(0..block.labels.len() as u32);
         }
-        let own = if has_labels { uncertain.len() } else { 0 };
-        let mut done = ListWork { scanned: scanned.len(), computed: own + pairs.len(), found: 0 };
+        let label_pairs = if has_labels { uncertain.len() } else { 0 };
+        let mut done =
+            ListWork { scanned: scanned.len(), computed: label_pairs + pairs.len(), candidates: 0 };
         self.compute(centroids, block, pairs, false);
-        let together = (MOST_FOUND / centroids.moved.len()).clamp(1, TOGETHER);
+        let together = (MOST_CANDIDATES / centroids.moved.len()).clamp(1, TOGETHER);
         for some in scanned.chunks(together) {
-            let found = self.scan(centroids, block, some, has_labels, scan, pairs);
-            done.computed += found.computed;
-            done.found += found.found;
+            let scan_work = self.scan(centroids, block, some, has_labels, scan, pairs);
+            done.computed += scan_work.computed;
+            done.candidates += scan_work.candidates;
         }
         done
     }
@@ -181,11 +182,11 @@ impl<T: SimdReal> Drake<T> {
         self.measure.level.dispatch(
             #[inline(always)]
             || {
-                for (row, (list, own)) in
+                for (row, (list, label)) in
                     block.lists.iter_mut().zip(block.labels.iter()).enumerate()
                 {
-                    let others = list.age(*own, moved, most);
-                    if centroids.bound(list.own()) >= others {
+                    let others = list.age(*label, moved, most);
+                    if centroids.bound(list.upper()) >= others {
                         uncertain.push(row as u32);
                     }
                 }
@@ -204,41 +205,41 @@ impl<T: SimdReal> Drake<T> {
         pairs: &mut Vec<(u32, u32)>,
     ) -> ListWork {
         let mut done = ListWork::default();
-        let reach = |row: u32| match has_labels {
+        let squared_radius_of = |row: u32| match has_labels {
             true => {
-                let own = f64::from(centroids.bound(block.lists[row as usize].own()));
-                (own / centroids.unit * (1.0 + self.margin)).powi(2)
+                let upper = f64::from(centroids.bound(block.lists[row as usize].upper()));
+                (upper / centroids.unit * (1.0 + self.margin)).powi(2)
             }
             false => f64::INFINITY,
         };
-        let queries = rows.iter().map(|row| (block.first + *row as usize, reach(*row)));
+        let queries = rows.iter().map(|row| (block.first + *row as usize, squared_radius_of(*row)));
         scan.run(&centroids.rounded, &self.rounded, queries, centroids.unit);
         if !has_labels {
-            for (row, (_, _, best)) in rows.iter().zip(scan.found()) {
+            for (row, (_, _, best)) in rows.iter().zip(scan.candidates()) {
                 block.labels[*row as usize] = best;
                 pairs.push(block.pair(*row, best));
             }
             done.computed += pairs.len();
             self.compute(centroids, block, pairs, true);
         }
-        for (row, (found, reach, _)) in rows.iter().zip(scan.found()) {
-            let (own, list) = (block.labels[*row as usize], &mut block.lists[*row as usize]);
-            let (bound, beyond) = (centroids.bound(list.own()), centroids.beyond(reach));
-            done.found += found.len();
+        for (row, (candidates, squared_radius, _)) in rows.iter().zip(scan.candidates()) {
+            let (label, list) = (block.labels[*row as usize], &mut block.lists[*row as usize]);
+            let (bound, beyond) = (centroids.bound(list.upper()), centroids.beyond(squared_radius));
+            done.candidates += candidates.len();
             if bound < beyond {
-                let near = found.iter().filter(|entry| entry.least <= bound);
-                let others = near.map(|entry| entry.centroid).filter(|other| *other != own);
+                let near = candidates.iter().filter(|entry| entry.least <= bound);
+                let others = near.map(|entry| entry.centroid).filter(|other| *other != label);
                 pairs.extend(others.map(|other| block.pair(*row, other)));
             } else {
-                let others = (0..centroids.moved.len() as u32).filter(|other| *other != own);
+                let others = (0..centroids.moved.len() as u32).filter(|other| *other != label);
                 pairs.extend(others.map(|other| block.pair(*row, other)));
             }
         }
         done.computed += pairs.len();
         self.compute(centroids, block, pairs, false);
-        for (row, (found, reach, _)) in rows.iter().zip(scan.found()) {
+        for (row, (candidates, squared_radius, _)) in rows.iter().zip(scan.candidates()) {
             let row = *row as usize;
-            block.lists[row].set(found, block.labels[row], centroids.beyond(reach));
+            block.lists[row].set(candidates, block.labels[row], centroids.beyond(squared_radius));
         }
         done
     }
@@ -254,19 +255,19 @@ impl<T: SimdReal> Drake<T> {
     ) {
         let Measure { metric, level, .. } = self.measure;
         let DrakeBlock { first, labels, costs, lists } = block;
-        let found = |(row, centroid): (u32, u32), sum: T| {
+        let on_sum = |(row, centroid): (u32, u32), sum: T| {
             let (row, cost) = (row as usize - *first, metric.distance(sum));
             if !is_own {
                 lists[row].learn(centroid, centroids.least(cost));
             }
             if is_own || (cost, centroid) < (costs[row], labels[row]) {
                 (costs[row], labels[row]) = (cost, centroid);
-                lists[row].set_own(centroids.most(cost));
+                lists[row].set_upper(centroids.most(cost));
             }
         };
         let (queries, base) = (self.rows.reals().unwrap_or_default(), centroids.values);
         let dim = self.rows.matrix().dim();
-        exact::PairSums { metric, queries, base, dim, pairs, found }.compute(level);
+        exact::PairSums { metric, queries, base, dim, pairs, on_sum }.compute(level);
         pairs.clear();
     }
 
@@ -274,8 +275,8 @@ impl<T: SimdReal> Drake<T> {
     fn adapt(&mut self, done: ListWork) {
         let (least, most) = MARGINS;
         if done.scanned > 0 {
-            let found = done.found as f64 / done.scanned as f64;
-            let factor = (LENGTH as f64 / found.max(1.0)).sqrt().clamp(0.5, 1.5);
+            let per_row = done.candidates as f64 / done.scanned as f64;
+            let factor = (LENGTH as f64 / per_row.max(1.0)).sqrt().clamp(0.5, 1.5);
             self.margin = (self.margin * factor).clamp(least, most);
         }
     }
@@ -333,7 +334,7 @@ impl<T: SimdReal> Assigner for Drake<T> {
         let done = done.into_iter().fold(ListWork::default(), |all, done| ListWork {
             scanned: all.scanned + done.scanned,
             computed: all.computed + done.computed,
-            found: all.found + done.found,
+            candidates: all.candidates + done.candidates,
         });
         self.before.extend_from_slice(values);
         let k = centroids.len();
@@ -357,8 +358,8 @@ impl<T: SimdReal> Assigner for Drake<T> {
         let values = centroids.reals::<T>().filter(|_| !self.is_given_up)?;
         let centroids = self.measure.centroids(values, (), &[]);
         let lists = (0..).zip(self.lists.iter().zip(labels));
-        let others = lists.map(|(row, (list, own))| (row, list.own(), list.others(*own)));
-        let near = others.filter(|(_, own, others)| centroids.bound(*own) >= *others);
+        let others = lists.map(|(row, (list, label))| (row, list.upper(), list.others(*label)));
+        let near = others.filter(|(_, upper, others)| centroids.bound(*upper) >= *others);
         Some(near.map(|(row, ..)| row).collect())
     }
 }
@@ -381,10 +382,10 @@ pub(super) fn distances<T: SimdReal>(
         let first = (block * BLOCK) as u32;
         let pairs: Vec<_> = (first..).zip(labels.iter().copied()).collect();
         let pairs = pairs.as_slice();
-        let found = |(row, _): (u32, u32), sum| {
+        let on_sum = |(row, _): (u32, u32), sum| {
             distances[(row - first) as usize] = metric.distance(sum);
         };
-        exact::PairSums { metric, queries, base, dim, pairs, found }.compute(level);
+        exact::PairSums { metric, queries, base, dim, pairs, on_sum }.compute(level);
         Ok::<_, Error>(())
     })?;
     Ok(Distances::of(distances))

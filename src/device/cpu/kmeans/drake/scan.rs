@@ -22,10 +22,10 @@ pub(super) struct CandidateScan {
     words: Vec<i32>,
     least: Vec<i32>,
     passed: PassedPairs,
-    found: Vec<Vec<ListEntry>>,
+    candidates: Vec<Vec<ListEntry>>,
     queries: Vec<QuantizedQuery>,
     /// For each row, its squared radius.
-    reach: Vec<f64>,
+    squared_radii: Vec<f64>,
     /// For each row, the centroid of the largest sum, and the sum.
     best: Vec<(u32, i32)>,
 }
@@ -40,23 +40,23 @@ impl CandidateScan {
         rows: impl Iterator<Item = (usize, f64)>,
         unit: f64,
     ) {
-        let Self { words, queries, reach, found, best, .. } = self;
+        let Self { words, queries, squared_radii, candidates, best, .. } = self;
         words.clear();
         queries.clear();
-        reach.clear();
+        squared_radii.clear();
         for (row, of_row) in rows {
             queries.push(all_rows.query(row, centroids));
             words.extend_from_slice(all_rows.words(row));
-            reach.push(of_row);
+            squared_radii.push(of_row);
         }
-        found.resize_with(queries.len(), Vec::new);
-        found.iter_mut().for_each(Vec::clear);
+        candidates.resize_with(queries.len(), Vec::new);
+        candidates.iter_mut().for_each(Vec::clear);
         best.clear();
         best.resize(queries.len(), (0, i32::MIN));
         let packed = centroids.level.pack(&self.words, centroids.words());
         let all = centroids.starts.len();
         // The nearest centroid of the first panel limits the radii that are unknown.
-        let few = usize::from(self.reach.contains(&f64::INFINITY));
+        let few = usize::from(self.squared_radii.contains(&f64::INFINITY));
         if few > 0 {
             self.sweep(centroids, &packed, 0..few, unit);
             self.limit();
@@ -74,9 +74,14 @@ impl CandidateScan {
         panels: std::ops::Range<usize>,
         unit: f64,
     ) {
-        let Self { least, passed, found, queries, reach, best, .. } = self;
+        let Self { least, passed, candidates, queries, squared_radii, best, .. } = self;
         least.clear();
-        least.extend(queries.iter().zip(reach.iter()).map(|(query, reach)| query.least(*reach)));
+        least.extend(
+            queries
+                .iter()
+                .zip(squared_radii.iter())
+                .map(|(query, squared_radius)| query.least(*squared_radius)),
+        );
         let swept = centroids.panels(panels.clone());
         centroids.level.panel_dot_threshold(centroids.width(), swept, packed, least, passed);
         for PassedPair { query, row, sum } in passed.iter() {
@@ -84,7 +89,7 @@ impl CandidateScan {
             if centroids.decided[row / ROWS] >> (row % ROWS) & 1 == 1 {
                 let query = query as usize;
                 let least = down(queries[query].nearest(sum) * unit);
-                found[query].push(ListEntry { centroid: row as u32, least });
+                candidates[query].push(ListEntry { centroid: row as u32, least });
                 if sum > best[query].1 {
                     best[query] = (row as u32, sum);
                 }
@@ -95,16 +100,18 @@ impl CandidateScan {
     /// Sets each unknown radius to an upper bound on the distance of the nearest centroid found, with a margin of
     /// [`LEFT_OPEN`].
     fn limit(&mut self) {
-        for ((query, reach), best) in self.queries.iter().zip(&mut self.reach).zip(&self.best) {
-            if *reach == f64::INFINITY {
-                *reach = query.most(best.1) * (1.0 + LEFT_OPEN);
+        for ((query, squared_radius), best) in
+            self.queries.iter().zip(&mut self.squared_radii).zip(&self.best)
+        {
+            if *squared_radius == f64::INFINITY {
+                *squared_radius = query.most(best.1) * (1.0 + LEFT_OPEN);
             }
         }
     }
 
     /// For each row, its candidate centroids, its squared radius, and the centroid that is probably the nearest.
-    pub fn found(&mut self) -> impl Iterator<Item = (&mut Vec<ListEntry>, f64, u32)> {
-        let rows = self.found.iter_mut().zip(&self.reach).zip(&self.best);
-        rows.map(|((found, reach), (best, _))| (found, *reach, *best))
+    pub fn candidates(&mut self) -> impl Iterator<Item = (&mut Vec<ListEntry>, f64, u32)> {
+        let rows = self.candidates.iter_mut().zip(&self.squared_radii).zip(&self.best);
+        rows.map(|((candidates, squared_radius), (best, _))| (candidates, *squared_radius, *best))
     }
 }

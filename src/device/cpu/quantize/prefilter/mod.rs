@@ -115,7 +115,7 @@ impl Prefilter {
         base: BasePanels<'_>,
         queries: &mut PrefilterQueries,
         least: &[i32],
-        found: &mut PassedPairs,
+        passed: &mut PassedPairs,
     ) -> u64 {
         self.limit(queries, least);
         let panels = base.panels.clone();
@@ -124,9 +124,9 @@ impl Prefilter {
             true => self.lines_of(panels.clone()),
             false => &[],
         };
-        self.candidates(panels.clone(), &self.starts[panels], queries, next, found);
-        queries.passed_prefilter = found.len();
-        self.retain(base, queries, least, found);
+        self.candidates(panels.clone(), &self.starts[panels], queries, next, passed);
+        queries.passed_prefilter = passed.len();
+        self.retain(base, queries, least, passed);
         queries.passed_prefilter as u64
     }
 
@@ -138,18 +138,18 @@ impl Prefilter {
         starts: &[InitialSums],
         PrefilterQueries { packed, least, .. }: &PrefilterQueries,
         next: &[CacheLine],
-        found: &mut PassedPairs,
+        passed: &mut PassedPairs,
     ) {
-        let own = CodePanels { groups: &self.groups, starts: &self.starts }.some(panels);
+        let stored = CodePanels { groups: &self.groups, starts: &self.starts }.some(panels);
         let (level, width, swept) =
-            (self.quantizer.level, self.quantizer.width, CodePanels { starts, ..own });
-        level.panel_dot_threshold_prefetching(next, width, swept, packed, least, found);
+            (self.quantizer.level, self.quantizer.width, CodePanels { starts, ..stored });
+        level.panel_dot_threshold_prefetching(next, width, swept, packed, least, passed);
     }
 
     /// Prefetches the 16-bit rows of the pairs that passed, to overlap their reads from memory.
-    pub fn prefetch_passed(&self, panels: Range<usize>, found: &PassedPairs) {
+    pub fn prefetch_passed(&self, panels: Range<usize>, passed: &PassedPairs) {
         let lines = self.lines_of(panels);
-        for row in found.iter().map(|pair| pair.row as usize) {
+        for row in passed.iter().map(|pair| pair.row as usize) {
             prefetch(&lines[row * self.quantizer.lines()..][..self.quantizer.lines()]);
         }
     }
@@ -160,14 +160,14 @@ impl Prefilter {
         BasePanels { panels, starts, decided }: BasePanels<'_>,
         queries: &PrefilterQueries,
         least: &[i32],
-        found: &mut PassedPairs,
+        passed: &mut PassedPairs,
     ) {
         let per_row = self.quantizer.lines();
         let base = CodeLines { all: self.lines_of(panels.clone()), per_row };
         let queries = CodeLines { all: &queries.lines, per_row };
         let (starts, decided) = (&starts[panels.clone()], &decided[panels]);
         let operands = DotOperands { base, queries, starts, decided, least };
-        self.quantizer.level.retain_by_dot_i16(operands, found);
+        self.quantizer.level.retain_by_dot_i16(operands, passed);
     }
 
     fn lines_of(&self, panels: Range<usize>) -> &[CacheLine] {

@@ -158,7 +158,8 @@ impl PrefilterQuantizer {
             return None;
         }
         let lengths = queries.iter().map(|query| prefilter.query(query, &mut Vec::new()).lengths);
-        let (numbers, residual) = lengths.map(|own| (own.numbers, own.residual)).unzip();
+        let (numbers, residual) =
+            lengths.map(|of_query| (of_query.numbers, of_query.residual)).unzip();
         prefilter.usual = Lengths { numbers: quantile(numbers), residual: quantile(residual) };
         let allowed = (prefilter.usual.numbers + prefilter.usual.residual) * LONGEST_ROW / step;
         let pays = || search.is_none_or(|search| prefilter.pays(&base, &queries, search));
@@ -200,8 +201,8 @@ impl PrefilterQuantizer {
                 let mut bytes = vec![0; self.words() * self.width.per_word()];
                 let square = f64::from(product(numbers, numbers));
                 let start = if self.of_queries.is_some() { -square / 2.0 } else { 0.0 };
-                let (first, own) = self.round(numbers, start as i32, square, &mut bytes);
-                longest = longest.max(own);
+                let (first, row_lengths) = self.round(numbers, start as i32, square, &mut bytes);
+                longest = longest.max(row_lengths);
                 let bytes: Vec<_> = bytes.into_iter().map(i16::from).collect();
                 (numbers, start as i32, bytes, first)
             })
@@ -212,7 +213,7 @@ impl PrefilterQuantizer {
         let passing = queries.map(|numbers| {
             let mut words = Vec::new();
             let query = self.query(numbers, &mut words);
-            let own: Vec<_> = words
+            let codes: Vec<_> = words
                 .iter()
                 .flat_map(|word| word.to_le_bytes())
                 .map(|x| i16::from(x as i8))
@@ -221,7 +222,7 @@ impl PrefilterQuantizer {
             let mut sums: Vec<_> = sums.collect();
             let (_, last, _) = sums.select_nth_unstable_by(needed - 1, |a, b| b.cmp(a));
             let least = self.least(&query, *last, &longest);
-            base.iter().filter(|(.., row, first)| first + product(&own, row) >= least).count()
+            base.iter().filter(|(.., row, first)| first + product(&codes, row) >= least).count()
         });
         passing.sum::<usize>() as f64 / (needed * count) as f64
     }
@@ -233,9 +234,9 @@ impl PrefilterQuantizer {
         if matches!(least, i32::MIN | i32::MAX) {
             return least;
         }
-        let (own, usual) = (query.lengths, self.usual);
-        let beyond = (own.numbers - usual.numbers).max(0.0) * longest.residual
-            + (own.residual - usual.residual).max(0.0) * longest.row;
+        let (lengths, usual) = (query.lengths, self.usual);
+        let beyond = (lengths.numbers - usual.numbers).max(0.0) * longest.residual
+            + (lengths.residual - usual.residual).max(0.0) * longest.row;
         let least = f64::from(least) / (query.step * self.step) - beyond;
         // Rounded towards 0 by the cast, which saturates.
         (least * (1.0 - 1e-12 * least.signum()) + query.offset - 2.0) as i32
@@ -289,7 +290,8 @@ impl PrefilterQuantizer {
         // The squares of at most 512 numbers were added up in each.
         let residual = f64::from(squares).sqrt() * (1.0 + 1e-4) / self.step;
         let row = square.sqrt() * (1.0 + 1e-9) / self.step;
-        let start = self.of_queries.map_or(0.0, |own| f64::from(start) / (own * self.step));
+        let start =
+            self.of_queries.map_or(0.0, |query_step| f64::from(start) / (query_step * self.step));
         let start = start + self.usual.numbers * residual + self.usual.residual * row + 1.0;
         (start.min(MOST_START) as i32, Longest { residual, row })
     }
@@ -310,7 +312,7 @@ impl PrefilterQuantizer {
             || lengths(numbers, step, &rounded),
         );
         words.extend(
-            rounded.as_chunks().0.iter().map(|own| i32::from_le_bytes(own.map(|x| x as u8))),
+            rounded.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(bytes.map(|x| x as u8))),
         );
         let lengths = Lengths {
             numbers: squares.sqrt() * (1.0 + 1e-9),
@@ -357,10 +359,10 @@ fn lengths(numbers: &[i16], step: f64, rounded: &[i8]) -> ([f64; 2], i32) {
     let parts = numbers.chunks(SIDE_BY_SIDE).zip(rounded.chunks(SIDE_BY_SIDE));
     for (numbers, rounded) in parts {
         let sums = squares.iter_mut().zip(&mut left);
-        for ((x, own), (squares, left)) in numbers.iter().zip(rounded).zip(sums) {
-            let own = f64::from(*own);
-            let residual = f64::from(*x) - own * step;
-            *squares += own * own;
+        for ((x, code), (squares, left)) in numbers.iter().zip(rounded).zip(sums) {
+            let code = f64::from(*code);
+            let residual = f64::from(*x) - code * step;
+            *squares += code * code;
             *left += residual * residual;
         }
         sum += rounded.iter().map(|x| i32::from(*x)).sum::<i32>();

@@ -13,7 +13,7 @@ use crate::device::cpu::search::traversal::Call;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::metric::Sum;
 
-/// Visits every leaf with a row within a query's reach, and some other leaves.
+/// Visits every leaf with a row within a query's threshold, and some other leaves.
 pub(super) struct Descent<'a, T, K> {
     pub boxes: &'a BboxTree<T>,
     pub queries: &'a [T],
@@ -66,12 +66,12 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
             let leaf = self.nearest_leaf::<S, A>(simd, query);
             self.look_at::<S, A>(simd, leaf, query);
             leaves += 1;
-            let mut own = leaf..leaf + 1;
+            let mut visited = leaf..leaf + 1;
             if !self.is_bounded(query) {
                 leaves += self.nearest_of::<S, A>(simd, leaf, query);
-                own = self.boxes.nodes(0, leaf / WIDE);
+                visited = self.boxes.nodes(0, leaf / WIDE);
             }
-            begun.push(own);
+            begun.push(visited);
             // A query without a threshold goes alone: in a group, it would visit all leaves near any query.
             if self.is_bounded(query) {
                 together.push(query);
@@ -85,7 +85,7 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
 
     #[inline(always)]
     fn is_bounded(&self, query: usize) -> bool {
-        self.taken[query].1.reach() < T::INFINITY
+        self.taken[query].1.threshold() < T::INFINITY
     }
 
     /// Visits the siblings of a leaf, the nearest first; returns their number.
@@ -103,7 +103,7 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         let lanes: Vec<_> = farthest_first(&[seen]).collect();
         for lane in lanes.into_iter().rev() {
             let leaf = node * WIDE + lane;
-            if sums[lane] <= self.taken[query].1.reach() && leaf != skipped {
+            if sums[lane] <= self.taken[query].1.threshold() && leaf != skipped {
                 self.look_at::<S, A>(simd, leaf, query);
                 leaves += 1;
             }
@@ -111,8 +111,8 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         leaves
     }
 
-    /// Lets queries visit all leaves within reach, except those that each has `begun` with; returns the number of
-    /// visits.
+    /// Lets queries visit all leaves within their thresholds, except those that each has `begun` with; returns the
+    /// number of visits.
     #[inline(always)]
     fn go<S: Simd, A: Accumulate>(
         &mut self,
@@ -127,7 +127,7 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         while let Some(OpenNode { level, node, first }) = open.pop() {
             now.clear();
             for QueuedQuery { query, least } in queued.drain(first..) {
-                if least <= self.taken[query].1.reach() {
+                if least <= self.taken[query].1.threshold() {
                     now.push(query);
                 }
             }
@@ -168,11 +168,11 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         let mut sums = [T::ZERO; WIDE];
         least_of::<S, T, A>(simd, self.boxes.sides(level, node), self.values(query), &mut sums);
         let count = self.boxes.nodes(level, node).len();
-        let near = LaneMask::new(simd, &sums, count, self.taken[query].1.reach());
+        let near = LaneMask::new(simd, &sums, count, self.taken[query].1.threshold());
         ChildBounds { query, near, sums }
     }
 
-    /// Visits the leaves of a node within reach, except `skipped`; returns their number.
+    /// Visits the leaves of a node within the threshold, except `skipped`; returns their number.
     #[inline(always)]
     fn leaves_of<S: Simd, A: Accumulate>(
         &mut self,
@@ -185,7 +185,7 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         let mut leaves = 0;
         for lane in near {
             let leaf = node * WIDE + lane;
-            if sums[lane] <= self.taken[query].1.reach() && !skipped.contains(&leaf) {
+            if sums[lane] <= self.taken[query].1.threshold() && !skipped.contains(&leaf) {
                 self.look_at::<S, A>(simd, leaf, query);
                 leaves += 1;
             }
@@ -212,22 +212,22 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         node
     }
 
-    /// Offers a leaf's rows within reach.
+    /// Offers a leaf's rows within the threshold.
     #[inline(always)]
     fn look_at<S: Simd, A: Accumulate>(&mut self, simd: S, leaf: usize, query: usize) {
         let (boxes, pairing) = (self.boxes, self.call.pairing);
         let columns = &boxes.leaves[leaf * boxes.dim..][..boxes.dim];
         let mut sums = [T::ZERO; WIDE];
-        let reach = self.taken[query].1.reach();
-        if !sums_of::<S, T, A>(simd, columns, self.values(query), &mut sums, reach) {
+        let threshold = self.taken[query].1.threshold();
+        if !sums_of::<S, T, A>(simd, columns, self.values(query), &mut sums, threshold) {
             return;
         }
         let rows = &boxes.order[leaf * WIDE..];
         let (number, sink) = &mut self.taken[query];
-        for lane in LaneMask::new(simd, &sums, rows.len().min(WIDE), reach) {
+        for lane in LaneMask::new(simd, &sums, rows.len().min(WIDE), threshold) {
             let row = pairing.first_base + rows[lane];
             let is_same = pairing.queries.is_same(*number as usize, u64::from(row));
-            if sums[lane] <= sink.reach() && !is_same {
+            if sums[lane] <= sink.threshold() && !is_same {
                 sink.offer(sums[lane], row);
             }
         }
@@ -240,7 +240,8 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
     }
 }
 
-/// The children within reach of any query, the nearest last: it is visited first, and lowers thresholds the most.
+/// The children within the threshold of any query, the nearest last: it is visited first, and lowers thresholds the
+/// most.
 #[inline(always)]
 fn farthest_first<T: SimdReal>(seen: &[ChildBounds<T>]) -> impl Iterator<Item = usize> {
     let (mut least, mut near) = ([T::INFINITY; WIDE], 0);
@@ -256,22 +257,22 @@ fn farthest_first<T: SimdReal>(seen: &[ChildBounds<T>]) -> impl Iterator<Item = 
     lanes.into_iter().take(count)
 }
 
-/// A mask of the lanes whose sums are within reach.
+/// A mask of the lanes whose sums are within the threshold.
 #[derive(Clone, Copy)]
 struct LaneMask(u32);
 
 impl LaneMask {
     /// Tests the first `count` lanes.
     #[inline(always)]
-    fn new<S: Simd, T: SimdReal>(simd: S, sums: &[T; WIDE], count: usize, reach: T) -> Self {
-        let (reach, zero) = (T::splat(simd, reach), T::splat(simd, T::ZERO));
+    fn new<S: Simd, T: SimdReal>(simd: S, sums: &[T; WIDE], count: usize, threshold: T) -> Self {
+        let (threshold, zero) = (T::splat(simd, threshold), T::splat(simd, T::ZERO));
         let powers = T::vectors::<S>(T::POWERS);
         let mut all = 0;
         for (half, sums) in T::vectors::<S>(sums).chunks_exact(powers.len()).enumerate() {
             // Sums of different powers of two up to 2¹⁵ are exact.
             let mut bits = zero;
             for (sum, power) in sums.iter().zip(powers) {
-                let of_sum = T::where_less(simd, (reach, *sum), zero, *power);
+                let of_sum = T::where_less(simd, (threshold, *sum), zero, *power);
                 bits = T::plus(simd, bits, of_sum);
             }
             all |= (T::total(simd, bits).to_f64() as u32) << (16 * half);
@@ -296,20 +297,20 @@ impl Iterator for LaneMask {
     }
 }
 
-/// The sums of a query with the rows of a leaf; whether one is within reach.
+/// The sums of a query with the rows of a leaf; whether one is within the threshold.
 #[inline(always)]
 fn sums_of<S: Simd, T: SimdReal, A: Accumulate>(
     simd: S,
     rows: &[NodeColumn<T>],
     query: &[T],
     sums: &mut [T; WIDE],
-    reach: T,
+    threshold: T,
 ) -> bool {
     let least = match T::vectors::<S>(sums).len() {
         2 => some_sums::<S, T, A, 2>(simd, rows, query, sums),
         _ => some_sums::<S, T, A, 4>(simd, rows, query, sums),
     };
-    T::any_at_most::<S>(simd, least, T::splat(simd, reach))
+    T::any_at_most::<S>(simd, least, T::splat(simd, threshold))
 }
 
 /// Computes sums, `TOGETHER` registers side by side, as each term waits for the one before; returns the least of each

@@ -1,9 +1,9 @@
 //! Searches in few dimensions by a tree of bounding boxes: a query visits only the leaves that may have a row within
-//! its sink's reach.
+//! its sink's threshold.
 //!
 //! The difference of a query and a row is at least that of the query and the nearest side of the row's box, in every
 //! dimension. Rounding keeps that order, and the terms of both sums are added in the same order. Hence the sum of a
-//! box is a lower bound on the sums of its rows, and comparing it with the reach needs no margin.
+//! box is a lower bound on the sums of its rows, and comparing it with the threshold needs no margin.
 
 mod descent;
 mod tree;
@@ -75,7 +75,7 @@ impl<T: SimdReal> BboxTree<T> {
         Ok(visited as f64 <= most * (count * self.order.len()) as f64)
     }
 
-    /// Offers to each query's sink every row within reach, and some others.
+    /// Offers to each query's sink every row within its threshold, and some others.
     pub fn search<K: Sink<T>>(
         &self,
         queries: &[T],
@@ -103,10 +103,10 @@ impl<T: SimdReal> BboxTree<T> {
             && let Some(first) = first.checked_sub(call.pairing.first_base)
         {
             let rows = first..first + count as u32;
-            let own = self.order.iter().filter(|row| rows.contains(*row));
-            let own: Vec<u32> = own.map(|row| row - first).collect();
-            if own.len() == count {
-                return Ok(own);
+            let positions = self.order.iter().filter(|row| rows.contains(*row));
+            let positions: Vec<u32> = positions.map(|row| row - first).collect();
+            if positions.len() == count {
+                return Ok(positions);
             }
         }
         let points = MatrixPoints { values: queries, dim: self.dim };
@@ -175,11 +175,11 @@ mod tests {
                 .collect();
             expected.sort_by_key(|(distance, row)| distance.key(*row));
             expected.truncate(k);
-            let found = sink.into_sorted().into_iter();
-            let found: Vec<(T, u32)> =
-                found.map(|Neighbor { distance, row }| (distance, row)).collect();
+            let neighbors = sink.into_sorted().into_iter();
+            let neighbors: Vec<(T, u32)> =
+                neighbors.map(|Neighbor { distance, row }| (distance, row)).collect();
             assert!(
-                found == expected,
+                neighbors == expected,
                 "query {query} of {} × {dim}, {metric}, {level:?}",
                 rows.len()
             );

@@ -87,9 +87,9 @@ impl DeferredPairs {
             let most = query.most(last.0);
             // Rounded up. Different sums may still give equal distances; the row number then decides.
             let most = T::from_f64(most + most.abs() * 2.0 * T::EPSILON.to_f64()) + T::MIN_POSITIVE;
-            let reach = metric.reach(metric.distance(most)).to_f64();
+            let threshold = metric.reach(metric.distance(most)).to_f64();
             let bound = if rank == k { &mut self.least } else { &mut self.guess };
-            *bound = (*bound).max(query.least(reach));
+            *bound = (*bound).max(query.least(threshold));
             let least = self.least();
             // The first ones are no smaller.
             let mut end = rank;
@@ -115,8 +115,8 @@ impl DeferredPairs {
         self.guess > self.least
     }
 
-    /// Whether all visited pairs that may be among the nearest were kept; pairs within the sink's reach have sums of
-    /// at least `within`.
+    /// Whether all visited pairs that may be among the nearest were kept; pairs within the sink's threshold have sums
+    /// of at least `within`.
     pub fn is_sure(&self, within: i32) -> bool {
         !self.has_guess() || self.guess <= within
     }

@@ -1,8 +1,8 @@
 //! Searches by quantised rows: bounds from integer codes decide which pairs are worth computing, and those are
 //! computed exactly.
 //!
-//! A pair whose [lower bound](crate::device::cpu::quantize) is beyond the reach of its query's sink is discarded; the
-//! test is one comparison, with the largest residual of all rows. The remaining pairs are candidates. Their upper
+//! A pair whose [lower bound](crate::device::cpu::quantize) is beyond the threshold of its query's sink is discarded;
+//! the test is one comparison, with the largest residual of all rows. The remaining pairs are candidates. Their upper
 //! bounds tell which candidates cannot be among the nearest; in the end, hardly more than `k` pairs for each query
 //! get their sums in the contract's order.
 //!
@@ -59,7 +59,7 @@ impl QuantizedBase {
         if self.prefilter.is_some() { MOST_QUERIES } else { TASK_QUERIES }
     }
 
-    /// Offers all pairs of the queries with the visited blocks, if they are within reach, to the
+    /// Offers all pairs of the queries with the visited blocks, if they are within the threshold, to the
     /// queries' sinks; returns the rest of the visit if it is left to the next layout.
     pub(in crate::device::cpu::search) fn scan<'a, T: SimdReal, K: Sink<T>>(
         &self,

@@ -52,7 +52,8 @@ pub(super) struct QuantizedSearch<'a, T, K> {
     /// Pairs to be computed: positions of the query in the task, and of the row.
     passed: Vec<(u32, u32)>,
     sorted: Vec<(u32, u32)>,
-    found: PassedPairs,
+    /// Pairs that passed the thresholds in some panels.
+    passed_pairs: PassedPairs,
     least: Vec<i32>,
     pub(super) sinks: &'a mut [K],
 }
@@ -95,7 +96,7 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
             rows: visit.rows(),
             passed: Vec::new(),
             sorted: Vec::new(),
-            found: PassedPairs::default(),
+            passed_pairs: PassedPairs::default(),
             least: Vec::new(),
             sinks,
         }
@@ -108,7 +109,7 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
         let most = (STEP_BYTES / CodePanels::bytes_of(self.base.words())).max(1);
         // Until lists are full, everything passes: take a few panels at a time.
         let is_limited = |(id, deferred): (&u32, &DeferredPairs)| {
-            deferred.least() > i32::MIN || self.sinks[*id as usize].reach() < T::INFINITY
+            deferred.least() > i32::MIN || self.sinks[*id as usize].threshold() < T::INFINITY
         };
         let full = self.ids.iter().zip(&self.deferred).all(is_limited);
         let (mut computed, mut next) = (0, panels.start);
@@ -154,9 +155,10 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
         let (mut computed, mut wrong) = (0, Vec::new());
         for query in 0..self.ids.len() {
             let sink = &self.sinks[self.ids[query] as usize];
-            let (k, reach, deferred) = (sink.most(), sink.reach(), &mut self.deferred[query]);
+            let (k, threshold, deferred) =
+                (sink.most(), sink.threshold(), &mut self.deferred[query]);
             deferred.cut::<T>(k, 1.0, self.base.metric, &self.rounded[query]);
-            if deferred.is_sure(self.rounded[query].least_now(reach.to_f64())) {
+            if deferred.is_sure(self.rounded[query].least_now(threshold.to_f64())) {
                 computed += self.settle(query)?;
             } else {
                 wrong.push(self.ids[query]);
@@ -186,15 +188,16 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
         self.least.clear();
         let queries = self.rounded.iter_mut().zip(&self.ids).zip(&self.deferred);
         self.least.extend(queries.map(|((query, id), deferred)| {
-            let reach = self.sinks[*id as usize].reach();
-            query.least_now(reach.to_f64()).max(deferred.least())
+            let threshold = self.sinks[*id as usize].threshold();
+            query.least_now(threshold.to_f64()).max(deferred.least())
         }));
-        let mut found = std::mem::take(&mut self.found);
+        let mut passed_pairs = std::mem::take(&mut self.passed_pairs);
         match (&base.prefilter, &mut self.packed) {
             (Some(prefilter), QueryCodes::Prefiltered(queries)) => {
                 let (starts, decided) = (&base.starts[..], &base.decided[..]);
                 let of = BasePanels { panels: panels.clone(), starts, decided };
-                self.passed_prefilter += prefilter.sweep(of, queries, &self.least, &mut found);
+                self.passed_prefilter +=
+                    prefilter.sweep(of, queries, &self.least, &mut passed_pairs);
             }
             (_, QueryCodes::Packed(queries)) => {
                 let swept = base.panels(panels.clone());
@@ -203,13 +206,13 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
                     swept,
                     queries,
                     &self.least,
-                    &mut found,
+                    &mut passed_pairs,
                 );
             }
             _ => unreachable!("queries are of the base's form"),
         }
         let first = (panels.start * ROWS) as u32;
-        for PassedPair { query, row, sum } in found.iter() {
+        for PassedPair { query, row, sum } in passed_pairs.iter() {
             let (query, place) = (query as usize, (first + row) as usize);
             let is_decided = base.decided[place / ROWS] >> (place % ROWS) & 1 == 1;
             let row = base.places.row(place);
@@ -218,12 +221,12 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
                 self.deferred[query].push(sum, place as u32);
             }
         }
-        self.found = found;
+        self.passed_pairs = passed_pairs;
     }
 
     fn offer(&mut self, id: u32, row: u32, sum: T) {
         let sink = &mut self.sinks[id as usize];
-        if sum <= sink.reach() {
+        if sum <= sink.threshold() {
             sink.offer(sum, self.visit.number(row as usize));
         }
     }
@@ -260,10 +263,10 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
             base: self.base.rows.reals().unwrap_or_default(),
             dim: self.base.rows.matrix().dim(),
             pairs: &self.passed,
-            found: |(query, row), sum| {
+            on_sum: |(query, row), sum| {
                 let (query, row) = (query as usize, row as usize);
                 let sink = &mut sinks[query];
-                if sum <= sink.reach() && !visit.is_itself(first + query, row) {
+                if sum <= sink.threshold() && !visit.is_itself(first + query, row) {
                     sink.offer(sum, visit.number(row));
                 }
             },
