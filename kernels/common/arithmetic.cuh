@@ -22,15 +22,15 @@ constexpr __device__ Sum sum_of(Metric metric) {
 }
 constexpr Sum SUM = sum_of(METRIC);
 
-// Scalar: an element of a row. Total: a sum over elements. Real: a distance. Reach: a threshold on totals.
+// Scalar: an element of a row. Total: a sum over elements. Real: a distance. Threshold: an upper bound on totals.
 template <Element> struct Types;
-template <> struct Types<F32> { typedef float Scalar, Total, Real, Reach; };
-template <> struct Types<F64> { typedef double Scalar, Total, Real, Reach; };
-template <> struct Types<BITS> { typedef u32 Scalar, Total; typedef float Real, Reach; };
+template <> struct Types<F32> { typedef float Scalar, Total, Real, Threshold; };
+template <> struct Types<F64> { typedef double Scalar, Total, Real, Threshold; };
+template <> struct Types<BITS> { typedef u32 Scalar, Total; typedef float Real, Threshold; };
 typedef Types<ELEMENT>::Scalar Scalar;
 typedef Types<ELEMENT>::Total Total;
 typedef Types<ELEMENT>::Real Real;
-typedef Types<ELEMENT>::Reach Reach;
+typedef Types<ELEMENT>::Threshold Threshold;
 
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
@@ -90,11 +90,11 @@ template <Metric> struct Finish {
     template <typename T> static __device__ __forceinline__ T distance(T total) {
         return add(total, T(0));
     }
-    template <typename T> static __device__ __forceinline__ T reach(T distance) { return distance; }
+    template <typename T> static __device__ __forceinline__ T threshold(T distance) { return distance; }
 };
 template <> struct Finish<L2> {
     template <typename T> static __device__ __forceinline__ T distance(T total) { return root(total); }
-    template <typename T> static __device__ __forceinline__ T reach(T distance) {
+    template <typename T> static __device__ __forceinline__ T threshold(T distance) {
         const T widened = multiply(multiply(distance, distance), add(T(1), 4 * Limits<T>::epsilon()));
         return add(widened, Limits<T>::smallest());
     }
@@ -106,7 +106,7 @@ struct FinishDirection {
         const T low = raw > T(0) ? raw : T(0);
         return low < T(2) ? low : T(2);
     }
-    template <typename T> static __device__ __forceinline__ T reach(T distance) {
+    template <typename T> static __device__ __forceinline__ T threshold(T distance) {
         const T bound = add(add(distance, T(-1)), 4 * Limits<T>::epsilon());
         return distance < T(2) ? bound : Limits<T>::infinity();
     }
@@ -133,32 +133,32 @@ __device__ __forceinline__ Real distance_of(Total total, Bits bits) {
 
 // Thresholds of a list that accepts every row, and of padding, which accepts none. Distances of bits are
 // finite, and a finite threshold keeps 0 * threshold defined.
-__device__ __forceinline__ Reach reach_everything() {
-    return ELEMENT == BITS ? Reach(1.0e30f) : Limits<Reach>::infinity();
+__device__ __forceinline__ Threshold threshold_of_all() {
+    return ELEMENT == BITS ? Threshold(1.0e30f) : Limits<Threshold>::infinity();
 }
-__device__ __forceinline__ Reach reach_nothing() {
-    return ELEMENT == BITS ? Reach(-1) : -Limits<Reach>::infinity();
+__device__ __forceinline__ Threshold threshold_of_none() {
+    return ELEMENT == BITS ? Threshold(-1) : -Limits<Threshold>::infinity();
 }
 
 // An upper bound on the totals of pairs up to this distance; it may exceed the least bound by a few units in
 // the last place.
-__device__ __forceinline__ Reach reach_of(Real distance) {
+__device__ __forceinline__ Threshold threshold_of(Real distance) {
     if constexpr (ELEMENT == BITS) {
         return add(multiply(distance, Real(1.000001)), Limits<Real>::smallest());
     } else {
-        return Finish<METRIC>::reach(distance);
+        return Finish<METRIC>::threshold(distance);
     }
 }
 
 // Whether a pair may be within the threshold; true for every pair that is.
-__device__ __forceinline__ bool within(Total total, Bits bits, Reach reach) {
+__device__ __forceinline__ bool within(Total total, Bits bits, Threshold threshold) {
     if constexpr (SUM == SHARED_BITS) {
         const u32 either = bits.query + bits.row - total;
-        return __uint2float_rn(either - total) <= multiply(reach, Reach(__uint2float_rn(either)));
+        return __uint2float_rn(either - total) <= multiply(threshold, Threshold(__uint2float_rn(either)));
     } else if constexpr (SUM == DIFFERENT_BITS) {
-        return __uint2float_rn(total) <= reach;
+        return __uint2float_rn(total) <= threshold;
     } else {
-        return total <= reach;
+        return total <= threshold;
     }
 }
 

@@ -19,8 +19,8 @@ struct Block {
 // Sums a value over 32 lanes in a fixed order; every lane gets the sum.
 template <typename T> __device__ __forceinline__ T add_lanes(T value) {
 #pragma unroll
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        value = add(value, __shfl_xor_sync(0xffffffffu, value, apart));
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        value = add(value, __shfl_xor_sync(0xffffffffu, value, stride));
     }
     return value;
 }
@@ -28,8 +28,8 @@ template <typename T> __device__ __forceinline__ T add_lanes(T value) {
 // The maximum of a value over 32 lanes; every lane gets it.
 template <typename T> __device__ __forceinline__ T largest_of_lanes(T value) {
 #pragma unroll
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        const T other = __shfl_xor_sync(0xffffffffu, value, apart);
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        const T other = __shfl_xor_sync(0xffffffffu, value, stride);
         if (other > value) value = other;
     }
     return value;

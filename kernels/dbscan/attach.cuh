@@ -12,7 +12,7 @@ struct Attaching {
 
     __device__ __forceinline__ Verdict verdict(u32 level, u32 node, const float* box, bool) {
         if (all.least[place_of(all, level, node)] >= most) return SKIP;
-        if (is_apart(all, query, box)) {
+        if (is_outside(all, query, box)) {
             work.pruned++;
             return SKIP;
         }
@@ -50,8 +50,8 @@ struct Attaching {
         for (u32 r = 0; r < 2; r++) {
             if (query.slots[r * 32 + Warp::rank()] != NONE) most = max(most, firsts[r]);
         }
-        for (u32 apart = 16; apart > 0; apart /= 2) {
-            most = max(most, __shfl_xor_sync(0xffffffff, most, apart));
+        for (u32 stride = 16; stride > 0; stride /= 2) {
+            most = max(most, __shfl_xor_sync(0xffffffff, most, stride));
         }
     }
 };

@@ -7,16 +7,16 @@ __device__ __forceinline__ u32 accumulate(u32 x, u32 y, u32 sum) {
     return sum + __popc(SUM == SHARED_BITS ? x & y : x ^ y);
 }
 __device__ __forceinline__ float accumulate(float x, float y, float sum) {
-    const float apart = add(x, -y);
+    const float difference = add(x, -y);
     return IS_DIRECTION     ? fused(x, y, sum)
-           : SUM == SQUARES ? fused(apart, apart, sum)
-                            : add(sum, magnitude(apart));
+           : SUM == SQUARES ? fused(difference, difference, sum)
+                            : add(sum, magnitude(difference));
 }
 __device__ __forceinline__ double accumulate(double x, double y, double sum) {
-    const double apart = add(x, -y);
+    const double difference = add(x, -y);
     return add(sum, IS_DIRECTION     ? multiply(x, y)
-                    : SUM == SQUARES ? multiply(apart, apart)
-                                     : magnitude(apart));
+                    : SUM == SQUARES ? multiply(difference, difference)
+                                     : magnitude(difference));
 }
 
 // Whether two rows with this sum are certainly within eps (`sure`), and whether they may be (`may`).
@@ -53,31 +53,31 @@ __device__ __forceinline__ u64 rows_that(bool first, bool second) {
 }
 
 // Lists the rows of a query that have a bit in `rows`, and returns their number.
-__device__ __forceinline__ u32 list_wanted(u64 rows, Query& query) {
+__device__ __forceinline__ u32 list_compared(u64 rows, Query& query) {
     __syncwarp();
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
         const u32 row = r * 32 + Warp::rank();
-        if (rows >> row & 1) query.wanted[__popcll(rows & ((1ull << row) - 1))] = row;
+        if (rows >> row & 1) query.compared[__popcll(rows & ((1ull << row) - 1))] = row;
     }
     __syncwarp();
     return __popcll(rows);
 }
 
-// Many dimensions: a warp computes a block of sums, COLUMNS rows of a query by a tile; a lane has OWN_COLUMNS
+// Many dimensions: a warp computes a block of sums, COLUMNS rows of a query by a tile; a lane has LANE_COLUMNS
 // by 8 of them, in steps of 4 and 8.
-constexpr u32 OWN_COLUMNS = COLUMNS / 4;
-typedef Total BlockSums[OWN_COLUMNS][8];
+constexpr u32 LANE_COLUMNS = COLUMNS / 4;
+typedef Total BlockSums[LANE_COLUMNS][8];
 
-// Computes the sums of the query's wanted rows from `first` on. False if no pair can be within eps.
+// Computes the sums of the query's compared rows from `first` on. False if no pair can be within eps.
 __device__ __forceinline__ bool add_block(
     const Dbscan& all, u32 tile, u32 first, u32 last, Query& query, BlockSums& sums) {
     const u32 lane = Warp::rank(), column = lane % COLUMNS;
-    const u32 slot = query.slots[query.wanted[min(first + column, last - 1)]];
+    const u32 slot = query.slots[query.compared[min(first + column, last - 1)]];
     const Chunk* from = all.chunks + (u64)(slot / TILE) * all.chunk_count * TILE + slot % TILE;
     const Chunk* others = all.chunks + (u64)tile * all.chunk_count * TILE + lane;
 #pragma unroll
-    for (u32 i = 0; i < OWN_COLUMNS; i++) {
+    for (u32 i = 0; i < LANE_COLUMNS; i++) {
 #pragma unroll
         for (u32 j = 0; j < 8; j++) sums[i][j] = 0;
     }
@@ -93,14 +93,14 @@ __device__ __forceinline__ bool add_block(
         }
         __syncwarp();
         for (u32 chunk = 0; chunk < some; chunk++) {
-            Chunk x[OWN_COLUMNS];
+            Chunk x[LANE_COLUMNS];
 #pragma unroll
-            for (u32 i = 0; i < OWN_COLUMNS; i++) x[i] = query.chunks[chunk][i * 4 + lane / 8];
+            for (u32 i = 0; i < LANE_COLUMNS; i++) x[i] = query.chunks[chunk][i * 4 + lane / 8];
 #pragma unroll
             for (u32 j = 0; j < 8; j++) {
                 const Chunk y = query.others[chunk][j * 8 + lane % 8];
 #pragma unroll
-                for (u32 i = 0; i < OWN_COLUMNS; i++) {
+                for (u32 i = 0; i < LANE_COLUMNS; i++) {
 #pragma unroll
                     for (u32 e = 0; e < WIDTH; e++) {
                         sums[i][j] = accumulate(x[i].of[e], y.of[e], sums[i][j]);
@@ -112,7 +112,7 @@ __device__ __forceinline__ bool add_block(
         if constexpr (SUM == SQUARES || SUM == ABSOLUTE) {
             Total least = sums[0][0];
 #pragma unroll
-            for (u32 i = 0; i < OWN_COLUMNS; i++) {
+            for (u32 i = 0; i < LANE_COLUMNS; i++) {
 #pragma unroll
                 for (u32 j = 0; j < 8; j++) least = min(least, sums[i][j]);
             }
@@ -122,8 +122,8 @@ __device__ __forceinline__ bool add_block(
     return true;
 }
 
-// For each of the query's wanted rows from `first` on: a bit for each row of the tile within eps, in
-// query.found, by its index among the wanted rows. False if no bit is set.
+// For each of the query's compared rows from `first` on: a bit for each row of the tile within eps, in
+// query.near, by its index among the compared rows. False if no bit is set.
 __device__ __forceinline__ bool find_in_block(
     const Dbscan& all, u32 tile, u32 first, u32 last, u64 others, Query& query, Work& work) {
     BlockSums sums;
@@ -131,8 +131,8 @@ __device__ __forceinline__ bool find_in_block(
     const u32 lane = Warp::rank();
     const u64 slot = (u64)tile * TILE;
 #pragma unroll
-    for (u32 i = 0; i < OWN_COLUMNS; i++) {
-        const u32 place = first + i * 4 + lane / 8, row = query.wanted[min(place, last - 1)];
+    for (u32 i = 0; i < LANE_COLUMNS; i++) {
+        const u32 place = first + i * 4 + lane / 8, row = query.compared[min(place, last - 1)];
         u64 sure = 0, may = 0;
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
@@ -154,10 +154,10 @@ __device__ __forceinline__ bool find_in_block(
             const u32 other = all.order[slot + __ffsll(open) - 1];
             if (holds(all, all.order[query.slots[row]], other)) sure |= open & (0 - open);
         }
-        for (u32 apart = 1; apart < 8; apart *= 2) {
-            sure |= __shfl_xor_sync(0xffffffff, sure, apart);
+        for (u32 stride = 1; stride < 8; stride *= 2) {
+            sure |= __shfl_xor_sync(0xffffffff, sure, stride);
         }
-        if (lane % 8 == 0) query.found[first + i * 4 + lane / 8] = sure;
+        if (lane % 8 == 0) query.near[first + i * 4 + lane / 8] = sure;
     }
     __syncwarp();
     return true;

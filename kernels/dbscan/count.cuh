@@ -97,7 +97,7 @@ struct Counting {
     u64 open;          // rows that are not yet known to be core
 
     __device__ __forceinline__ Verdict verdict(u32, u32, const float* box, bool is_all) {
-        if (is_apart(all, query, box)) {
+        if (is_outside(all, query, box)) {
             work.pruned++;
             return SKIP;
         }

@@ -38,8 +38,8 @@ extern "C" __global__ __launch_bounds__(128) void link_own(const __grid_constant
             for (u32 r = 0; r < 2; r++) {
                 if ((set & ~searched) >> (r * 32 + Warp::rank()) & 1) more |= near[r];
             }
-            for (u32 apart = 16; apart > 0; apart /= 2) {
-                more |= __shfl_xor_sync(0xffffffff, more, apart);
+            for (u32 stride = 16; stride > 0; stride /= 2) {
+                more |= __shfl_xor_sync(0xffffffff, more, stride);
             }
             searched = set;
             set |= more;
@@ -49,8 +49,8 @@ extern "C" __global__ __launch_bounds__(128) void link_own(const __grid_constant
         for (u32 r = 0; r < 2; r++) {
             if (set >> (r * 32 + Warp::rank()) & 1) first = min(first, rows[r]);
         }
-        for (u32 apart = 16; apart > 0; apart /= 2) {
-            first = min(first, __shfl_xor_sync(0xffffffff, first, apart));
+        for (u32 stride = 16; stride > 0; stride /= 2) {
+            first = min(first, __shfl_xor_sync(0xffffffff, first, stride));
         }
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
@@ -71,14 +71,14 @@ struct Linking {
     const Dbscan& all;
     Query& query;
     Work& work;
-    u32 own_tile;
-    u64 own;    // the rows of the query
-    u32 known;  // one of them, if all are in one set; else UNKNOWN
+    u32 query_tile;
+    u64 query_rows;
+    u32 known;  // a row of the query, if all are in one set; else UNKNOWN
 
     __device__ __forceinline__ Verdict verdict(u32 level, u32 node, const float* box, bool) {
         const u32 other = all.known[place_of(all, level, node)];
         if (other == EMPTY) return SKIP;
-        if (is_apart(all, query, box)) {
+        if (is_outside(all, query, box)) {
             work.pruned++;
             return SKIP;
         }
@@ -110,22 +110,22 @@ struct Linking {
             least = min(least, first);
             most = max(most, first);
         }
-        for (u32 apart = 16; apart > 0; apart /= 2) {
-            least = min(least, __shfl_xor_sync(0xffffffff, least, apart));
-            most = max(most, __shfl_xor_sync(0xffffffff, most, apart));
+        for (u32 stride = 16; stride > 0; stride /= 2) {
+            least = min(least, __shfl_xor_sync(0xffffffff, least, stride));
+            most = max(most, __shfl_xor_sync(0xffffffff, most, stride));
         }
         return least == most ? least : UNKNOWN;
     }
     // Joins the query with the core rows of another tile.
     __device__ __forceinline__ void tile(u32 tile) {
-        u64 rows = own, open = all.core[tile];
+        u64 rows = query_rows, open = all.core[tile];
         u32 other = all.known[tile];
         // In many dimensions a tile often becomes one set late, and comparing costs more than reading the
         // parents again.
         if (DIM == 0 && other >= EMPTY && known != UNKNOWN) other = set_of(open, tile);
         // Leaves out rows that are already in the same set.
         if (other < EMPTY) {
-            rows = rows_beyond(rows, own_tile, first_of(all, other));
+            rows = rows_beyond(rows, query_tile, first_of(all, other));
         } else if (known != UNKNOWN) {
             open = rows_beyond(open, tile, first_of(all, known));
         }
@@ -134,16 +134,16 @@ struct Linking {
         rows = rows_near(all, query, rows, box);
         if (rows == 0) return;
         const bool is_one = other < EMPTY && known != UNKNOWN;
-        const auto join_with = [&](u32 row, u64 found) {
+        const auto join_with = [&](u32 row, u64 others) {
             // One row is enough if all are in one set.
-            if (other < EMPTY) found &= 0 - found;
+            if (other < EMPTY) others &= 0 - others;
 #pragma unroll
             for (u32 r = 0; r < 2; r++) {
                 const u32 lane = r * 32 + Warp::rank();
-                if (found >> lane & 1) join(all, row, all.order[(u64)tile * TILE + lane]);
+                if (others >> lane & 1) join(all, row, all.order[(u64)tile * TILE + lane]);
             }
         };
-        const u32* order = all.order + (u64)own_tile * TILE;
+        const u32* order = all.order + (u64)query_tile * TILE;
         if (is_within(all, query, box)) {
             for (u64 left = rows; left != 0; left &= left - 1) {
                 join_with(order[__ffsll(left) - 1], open);
@@ -151,11 +151,11 @@ struct Linking {
             }
             return;
         }
-        compare(all, rows, tile, open, query, work, [&](u32 row, u64 found) {
-            found &= open;
-            if (found == 0) return false;
-            join_with(order[row], found);
-            if (known != UNKNOWN) open &= ~found;
+        compare(all, rows, tile, open, query, work, [&](u32 row, u64 near) {
+            near &= open;
+            if (near == 0) return false;
+            join_with(order[row], near);
+            if (known != UNKNOWN) open &= ~near;
             return is_one || open == 0;
         });
     }
@@ -241,17 +241,17 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
             continue;
         }
         u32 cursor = all.cursors[item];
-        const Queries own(all, tile);
-        u64 heads = own.heads & ~0ull << (cursor >> 26);
+        const Queries tile_queries(all, tile);
+        u64 heads = tile_queries.heads & ~0ull << (cursor >> 26);
         if (DIM != 0 && parts > 1) {
             const u64 of_part = 1ull << part * QUARTER;
-            heads &= own.are_sets ? (part == 0 ? ~0ull : 0) : of_part;
+            heads &= tile_queries.are_sets ? (part == 0 ? ~0ull : 0) : of_part;
         }
         cursor &= (1u << 26) - 1;
         bool is_over = false;
         for (; heads != 0 && !is_over; heads &= heads - 1) {
             const u32 head = __ffsll(heads) - 1;
-            const u64 rows = own.rows(head);
+            const u64 rows = tile_queries.rows(head);
             if (rows == 0) continue;
             u32 slots[2];
 #pragma unroll
@@ -261,7 +261,7 @@ extern "C" __global__ __launch_bounds__(64, RESIDENT) void link_tiles(
             }
             load(all, slots, query);
             load_coordinates(all, query);
-            const u32 known = own.are_sets ? all.order[(u64)tile * TILE + head] : UNKNOWN;
+            const u32 known = tile_queries.are_sets ? all.order[(u64)tile * TILE + head] : UNKNOWN;
             Linking linking = {all, query, work, tile, rows, known};
             if (DIM == 0 && known == UNKNOWN) linking.known = linking.set_of(rows, tile);
             const u32 reached = walk(all, stage, begin + cursor, end, work, linking);
@@ -322,9 +322,9 @@ extern "C" __global__ __launch_bounds__(128) void know(const __grid_constant__ D
             most = known < EMPTY ? known : 0;
         }
     }
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        least = min(least, __shfl_xor_sync(0xffffffff, least, apart));
-        most = max(most, __shfl_xor_sync(0xffffffff, most, apart));
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        least = min(least, __shfl_xor_sync(0xffffffff, least, stride));
+        most = max(most, __shfl_xor_sync(0xffffffff, most, stride));
     }
     is_unknown = __any_sync(0xffffffff, is_unknown);
     if (Warp::rank() == 0) {

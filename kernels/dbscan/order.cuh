@@ -91,14 +91,14 @@ __device__ __forceinline__ void each_digit(const u32* keys, u32 count, u32 shift
 // The digit histogram of each block: counts[digit][block].
 extern "C" __global__ __launch_bounds__(256) void count_digits(
     const u32* keys, u32 count, u32 shift, u32* counts) {
-    __shared__ u32 own[DIGITS];
-    own[threadIdx.x] = 0;
+    __shared__ u32 block_counts[DIGITS];
+    block_counts[threadIdx.x] = 0;
     __syncthreads();
     each_digit(keys, count, shift, [&](u32, u32 digit, u32 same) {
-        if (digit < DIGITS && __ffs(same) - 1 == Warp::rank()) atomicAdd(&own[digit], __popc(same));
+        if (digit < DIGITS && __ffs(same) - 1 == Warp::rank()) atomicAdd(&block_counts[digit], __popc(same));
     });
     __syncthreads();
-    counts[threadIdx.x * gridDim.x + blockIdx.x] = own[threadIdx.x];
+    counts[threadIdx.x * gridDim.x + blockIdx.x] = block_counts[threadIdx.x];
 }
 
 // Moves keys and rows to their positions by a digit; equal digits keep their order.
@@ -118,9 +118,9 @@ extern "C" __global__ __launch_bounds__(256) void move_keys(
     __syncthreads();
     u32 place = smaller + offsets[threadIdx.x * gridDim.x + blockIdx.x];
     for (u32 i = 0; i < SORT_WARPS; i++) {
-        const u32 own = places[i][threadIdx.x];
+        const u32 warp_count = places[i][threadIdx.x];
         places[i][threadIdx.x] = place;
-        place += own;
+        place += warp_count;
     }
     __syncthreads();
     each_digit(keys, count, shift, [&](u32 i, u32 digit, u32 same) {

@@ -80,16 +80,16 @@ struct Judge {
     }
 };
 
-// The products of a query's first `count` wanted rows with a tile's rows. Each lane of four takes 16 bytes of
+// The products of a query's first `count` compared rows with a tile's rows. Each lane of four takes 16 bytes of
 // every slice, the same elements in both operands.
 __device__ __forceinline__ void multiply(
     const Dbscan& all, u32 tile, u32 count, const Query& query, Grid& sums) {
     const u32 lane = Warp::rank(), slices = all.products.count;
     const uint4* first = all.products.slices + lane % 4;
-    const uint4* own[8];
+    const uint4* query_rows[8];
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
-        own[i] = first + (u64)query.slots[query.wanted[min(i * 8 + lane / 4, count - 1)]] * slices * 4;
+        query_rows[i] = first + (u64)query.slots[query.compared[min(i * 8 + lane / 4, count - 1)]] * slices * 4;
     }
     const uint4* others = first + ((u64)tile * TILE + lane / 4) * slices * 4;
 #pragma unroll
@@ -98,7 +98,7 @@ __device__ __forceinline__ void multiply(
         // All loads are issued before the first is used.
         uint4 x[8], y[8];
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) x[i] = __ldg(own[i] + slice * 4);
+        for (u32 i = 0; i < 8; i++) x[i] = __ldg(query_rows[i] + slice * 4);
 #pragma unroll
         for (u32 j = 0; j < 8; j++) y[j] = __ldg(others + (j * 8 * slices + slice) * 4);
 #pragma unroll
@@ -114,7 +114,7 @@ __device__ __forceinline__ void multiply(
     }
 }
 
-// Classifies the pairs of a query's wanted rows and a tile's rows: sets query.found and query.open for each
+// Classifies the pairs of a query's compared rows and a tile's rows: sets query.near and query.open for each
 // row. Returns the number of open pairs, or NONE_NEAR.
 __device__ __noinline__ u32 judge(const Dbscan& all, u32 tile, u32 count, u64 others, Query& query) {
     Grid sums;
@@ -123,7 +123,7 @@ __device__ __noinline__ u32 judge(const Dbscan& all, u32 tile, u32 count, u64 ot
     float2 most = {0, 0};
     if constexpr (HAS_FP16) most = all.products.most[tile];
     const auto judge_of = [&](u32 place) {
-        return Judge(all, query, query.wanted[min(place, count - 1)], most);
+        return Judge(all, query, query.compared[min(place, count - 1)], most);
     };
     Judged tiles[8][2];
 #pragma unroll
@@ -142,14 +142,14 @@ __device__ __noinline__ u32 judge(const Dbscan& all, u32 tile, u32 count, u64 ot
         }
         near |= (u32)any << i;
     }
-    for (u32 apart = 16; apart > 0; apart /= 2) near |= __shfl_xor_sync(0xffffffff, near, apart);
+    for (u32 stride = 16; stride > 0; stride /= 2) near |= __shfl_xor_sync(0xffffffff, near, stride);
     if (near == 0) return NONE_NEAR;
     u32 left = 0;
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
         if (i * 8 >= count) continue;
         if ((near >> i & 1) == 0) {
-            if (lane < 8) query.found[i * 8 + lane] = query.open[i * 8 + lane] = 0;
+            if (lane < 8) query.near[i * 8 + lane] = query.open[i * 8 + lane] = 0;
             continue;
         }
         const u32 place = i * 8 + lane / 4;
@@ -164,16 +164,16 @@ __device__ __noinline__ u32 judge(const Dbscan& all, u32 tile, u32 count, u64 ot
         sure <<= column;
         may <<= column;
 #pragma unroll
-        for (u32 apart = 1; apart < 4; apart *= 2) {
-            sure |= __shfl_xor_sync(0xffffffff, sure, apart);
-            may |= __shfl_xor_sync(0xffffffff, may, apart);
+        for (u32 stride = 1; stride < 4; stride *= 2) {
+            sure |= __shfl_xor_sync(0xffffffff, sure, stride);
+            may |= __shfl_xor_sync(0xffffffff, may, stride);
         }
         if (lane % 4 != 0 || place >= count) continue;
-        query.found[place] = sure & others;
+        query.near[place] = sure & others;
         query.open[place] = may & ~sure & others;
         left += __popcll(may & ~sure & others);
     }
-    for (u32 apart = 4; apart < 32; apart *= 2) left += __shfl_xor_sync(0xffffffff, left, apart);
+    for (u32 stride = 4; stride < 32; stride *= 2) left += __shfl_xor_sync(0xffffffff, left, stride);
     __syncwarp();
     return __shfl_sync(0xffffffff, left, 0);
 }
@@ -185,19 +185,19 @@ __device__ __forceinline__ Total sum_of_pair(const Dbscan& all, u64 a, u64 b, u3
     Total sum = 0;
 #pragma unroll 4
     for (u32 chunk = Warp::rank() % 8; chunk < all.chunk_count; chunk += 8) {
-        const Chunk own = x[(u64)chunk * TILE], other = y[(u64)chunk * TILE];
+        const Chunk one = x[(u64)chunk * TILE], other = y[(u64)chunk * TILE];
 #pragma unroll
-        for (u32 i = 0; i < WIDTH; i++) sum = accumulate(own.of[i], other.of[i], sum);
+        for (u32 i = 0; i < WIDTH; i++) sum = accumulate(one.of[i], other.of[i], sum);
     }
-    for (u32 apart = 1; apart < 8; apart *= 2) sum += __shfl_xor_sync(lanes, sum, apart);
+    for (u32 stride = 1; stride < 8; stride *= 2) sum += __shfl_xor_sync(lanes, sum, stride);
     return sum;
 }
 
-// Decides the open pairs of a query's wanted rows. Eight lanes take a row.
+// Decides the open pairs of a query's compared rows. Eight lanes take a row.
 __device__ __forceinline__ void settle(const Dbscan& all, u32 tile, u32 count, Query& query, Work& work) {
     const u32 group = Warp::rank() / 8, lanes = 0xffu << group * 8;
     for (u32 place = group; place < count; place += 4) {
-        const u32 row = query.wanted[place], slot = query.slots[row];
+        const u32 row = query.compared[place], slot = query.slots[row];
         u64 near = 0;
         for (u64 open = query.open[place]; open != 0; open &= open - 1) {
             const u32 other = tile * TILE + __ffsll(open) - 1;
@@ -212,12 +212,12 @@ __device__ __forceinline__ void settle(const Dbscan& all, u32 tile, u32 count, Q
             if (is_sure) near |= open & (0 - open);
             work.rechecked += Warp::rank() % 8 == 0;
         }
-        if (Warp::rank() % 8 == 0) query.found[place] |= near;
+        if (Warp::rank() % 8 == 0) query.near[place] |= near;
     }
     __syncwarp();
 }
 
-// For each of the query's wanted rows: a bit for each row of the tile within eps, in query.found. False if no
+// For each of the query's compared rows: a bit for each row of the tile within eps, in query.near. False if no
 // bit is set.
 __device__ __forceinline__ bool find_by_products(
     const Dbscan& all, u32 tile, u32 count, u64 others, Query& query, Work& work) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ bool find_by_products(
     }
     for (u32 first = 0; first < count; first += COLUMNS) {
         const bool is_any = find_in_block(all, tile, first, count, others, query, work);
-        if (!is_any && first + Warp::rank() < min(count, first + COLUMNS)) query.found[first + Warp::rank()] = 0;
+        if (!is_any && first + Warp::rank() < min(count, first + COLUMNS)) query.near[first + Warp::rank()] = 0;
     }
     __syncwarp();
     return true;

@@ -26,12 +26,12 @@ struct Query {
     float few_lows[COORDINATES][TILE / FEW], few_highs[COORDINATES][TILE / FEW];
     float low[COORDINATES], high[COORDINATES];
     // The rows that are being compared, and the staged chunks of their values.
-    u32 wanted[TILE];
+    u32 compared[TILE];
     Chunk chunks[STAGED][STAGED_ROWS];
-    // If DIM is 0: staged values of the tile's rows; for each wanted row the masks of tile rows within eps,
+    // If DIM is 0: staged values of the tile's rows; for each compared row the masks of tile rows within eps,
     // and of those that are undecided.
     Chunk others[STAGED][STAGED_OTHERS];
-    u64 found[DIM == 0 ? TILE : 1], open[IS_FILTERED ? TILE : 1];
+    u64 near[DIM == 0 ? TILE : 1], open[IS_FILTERED ? TILE : 1];
 };
 
 // A coordinate of the row in a slot.
@@ -81,9 +81,9 @@ __device__ __forceinline__ void load_coordinates(const Dbscan& all, Query& query
             }
             query.lows[i][row] = low;
             if (!ARE_EXACT) query.highs[i][row] = high;
-            for (u32 apart = 1; apart < FEW; apart *= 2) {
-                low = fminf(low, __shfl_xor_sync(0xffffffff, low, apart));
-                high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, apart));
+            for (u32 stride = 1; stride < FEW; stride *= 2) {
+                low = fminf(low, __shfl_xor_sync(0xffffffff, low, stride));
+                high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, stride));
             }
             if (row % FEW == 0) {
                 query.few_lows[i][row / FEW] = low;
@@ -92,9 +92,9 @@ __device__ __forceinline__ void load_coordinates(const Dbscan& all, Query& query
             least = fminf(least, low);
             most = fmaxf(most, high);
         }
-        for (u32 apart = 16; apart >= FEW; apart /= 2) {
-            least = fminf(least, __shfl_xor_sync(0xffffffff, least, apart));
-            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, apart));
+        for (u32 stride = 16; stride >= FEW; stride /= 2) {
+            least = fminf(least, __shfl_xor_sync(0xffffffff, least, stride));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, stride));
         }
         if (Warp::rank() == 0) {
             query.low[i] = least;
@@ -112,14 +112,14 @@ __device__ __forceinline__ float least_sum(const float* box, Low low_of, High hi
 #pragma unroll
     for (u32 i = 0; i < COORDINATES; i++) {
         const float low = box[2 * i * 32], high = box[(2 * i + 1) * 32];
-        const float own_low = low_of(i), own_high = high_of(i);
+        const float row_low = low_of(i), row_high = high_of(i);
         if constexpr (SUM == SHARED_BITS) {
             // Jaccard: at least the share of bits by which the fuller row exceeds the other.
-            const float fewer = own_high < low ? own_high : high;
-            const float more = own_high < low ? low : own_low;
+            const float fewer = row_high < low ? row_high : high;
+            const float more = row_high < low ? low : row_low;
             return fewer < more ? __fsub_rd(1, __fdiv_ru(fewer, more)) : 0;
         }
-        const float gap = fmaxf(fmaxf(__fsub_rd(low, own_high), __fsub_rd(own_low, high)), 0);
+        const float gap = fmaxf(fmaxf(__fsub_rd(low, row_high), __fsub_rd(row_low, high)), 0);
         sum = SUM == SQUARES || IS_DIRECTION ? __fmaf_rd(gap, gap, sum) : __fadd_rd(sum, gap);
     }
     return sum;
@@ -140,9 +140,9 @@ __device__ __forceinline__ float most_sum(const float* box, Low low_of, High hig
     return sum;
 }
 
-// Whether all rows of a box are beyond eps of all rows of a query (`is_apart`), and whether all are within
+// Whether all rows of a box are beyond eps of all rows of a query (`is_outside`), and whether all are within
 // eps (`is_within`).
-__device__ __forceinline__ bool is_apart(const Dbscan& all, const Query& query, const float* box) {
+__device__ __forceinline__ bool is_outside(const Dbscan& all, const Query& query, const float* box) {
     const float least = least_sum(box, [&](u32 i) { return query.low[i]; },
                                   [&](u32 i) { return query.high[i]; });
     if (least > all.beyond) return true;

@@ -165,14 +165,14 @@ __device__ __noinline__ bool holds(const Dbscan& all, u32 a, u32 b) {
         for (u32 i = 0; i < all.dim; i++) {
             const double x = __dmul_rn(centred(all, a, i, of_a), of_a.inverse);
             const double y = __dmul_rn(centred(all, b, i, of_b), of_b.inverse);
-            const double apart = __dadd_rn(x, -y);
-            sum = __dadd_rn(sum, __dmul_rn(apart, apart));
+            const double difference = __dadd_rn(x, -y);
+            sum = __dadd_rn(sum, __dmul_rn(difference, difference));
         }
         return __dmul_rn(0.5, sum) <= all.limit;
     } else {
         for (u32 i = 0; i < all.dim; i++) {
-            const double apart = __dadd_rn(element(all, a, i), -element(all, b, i));
-            sum = __dadd_rn(sum, SUM == SQUARES ? __dmul_rn(apart, apart) : fabs(apart));
+            const double difference = __dadd_rn(element(all, a, i), -element(all, b, i));
+            sum = __dadd_rn(sum, SUM == SQUARES ? __dmul_rn(difference, difference) : fabs(difference));
         }
         return sum <= all.limit;
     }
@@ -194,9 +194,9 @@ __device__ __forceinline__ Weight plus(const Dbscan& all, const Weight& a, const
 
 // The sum of the lanes' weights.
 __device__ __forceinline__ Weight add_weights(const Dbscan& all, Weight total) {
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        const u64 low = __shfl_xor_sync(0xffffffff, total.low, apart);
-        const u64 high = __shfl_xor_sync(0xffffffff, total.high, apart);
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        const u64 low = __shfl_xor_sync(0xffffffff, total.low, stride);
+        const u64 high = __shfl_xor_sync(0xffffffff, total.high, stride);
         total = plus(all, total, Weight{low, high});
     }
     return total;
@@ -275,11 +275,11 @@ struct Work {
     u64 pairs = 0, rechecked = 0;
 
     __device__ __forceinline__ void add_to(Progress* progress) const {
-        const auto add = [](u64* to, u64 own) {
-            for (u32 apart = 16; apart > 0; apart /= 2) {
-                own += __shfl_xor_sync(0xffffffff, own, apart);
+        const auto add = [](u64* to, u64 count) {
+            for (u32 stride = 16; stride > 0; stride /= 2) {
+                count += __shfl_xor_sync(0xffffffff, count, stride);
             }
-            if (Warp::rank() == 0 && own > 0) atomicAdd(to, own);
+            if (Warp::rank() == 0 && count > 0) atomicAdd(to, count);
         };
         add(&progress->tested, tested);
         add(&progress->pruned, pruned);

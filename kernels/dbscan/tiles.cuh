@@ -31,13 +31,13 @@ extern "C" __global__ __launch_bounds__(128) void fill_tiles(const __grid_consta
         Chunk values;
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++) {
-            const u32 own = chunk * WIDTH + i;
+            const u32 column = chunk * WIDTH + i;
             Scalar x = 0;
-            if (row != NONE && own < all.dim) {
+            if (row != NONE && column < all.dim) {
                 if constexpr (IS_DIRECTION) {
-                    x = (Scalar)centred(all, row, own, of);
+                    x = (Scalar)centred(all, row, column, of);
                 } else {
-                    x = all.rows[(u64)row * all.dim + own];
+                    x = all.rows[(u64)row * all.dim + column];
                 }
             }
             values.of[i] = x;
@@ -63,15 +63,15 @@ extern "C" __global__ __launch_bounds__(128) void bound_tiles(const __grid_const
     for (u32 i = 0; i < COORDINATES; i++) {
         float low = Limits<float>::infinity(), high = -low;
 #pragma unroll
-        for (u32 own = 0; own < 2; own++) {
-            if (rows[own] == NONE) continue;
-            const double x = coordinate_at(all, tile * TILE + own * 32 + Warp::rank(), i);
+        for (u32 r = 0; r < 2; r++) {
+            if (rows[r] == NONE) continue;
+            const double x = coordinate_at(all, tile * TILE + r * 32 + Warp::rank(), i);
             low = fminf(low, __double2float_rd(x));
             high = fmaxf(high, __double2float_ru(x));
         }
-        for (u32 apart = 16; apart > 0; apart /= 2) {
-            low = fminf(low, __shfl_xor_sync(0xffffffff, low, apart));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, apart));
+        for (u32 stride = 16; stride > 0; stride /= 2) {
+            low = fminf(low, __shfl_xor_sync(0xffffffff, low, stride));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, stride));
         }
         if (Warp::rank() == 0) {
             boxes[2 * i * 32] = low;
@@ -91,9 +91,9 @@ extern "C" __global__ __launch_bounds__(128) void bound_nodes(const __grid_const
     for (u32 i = 0; i < COORDINATES; i++) {
         float low = is_there ? from[2 * i * 32] : Limits<float>::infinity();
         float high = is_there ? from[(2 * i + 1) * 32] : -Limits<float>::infinity();
-        for (u32 apart = 16; apart > 0; apart /= 2) {
-            low = fminf(low, __shfl_xor_sync(0xffffffff, low, apart));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, apart));
+        for (u32 stride = 16; stride > 0; stride /= 2) {
+            low = fminf(low, __shfl_xor_sync(0xffffffff, low, stride));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, stride));
         }
         if (Warp::rank() == 0) {
             to[2 * i * 32] = low;

@@ -38,9 +38,9 @@ __device__ __forceinline__ void join(const Dbscan& all, u32 a, u32 b) {
         b = first_after_halving(all, b);
         if (a == b) return;
         const u32 low = min(a, b), high = max(a, b);
-        const u32 found = atomicCAS(&all.parents[high], high, low);
-        if (found == high) return;
+        const u32 parent = atomicCAS(&all.parents[high], high, low);
+        if (parent == high) return;
         a = low;
-        b = found;
+        b = parent;
     }
 }

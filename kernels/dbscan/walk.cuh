@@ -113,32 +113,32 @@ struct Items {
 };
 
 __device__ __forceinline__ Listed load(const Dbscan& all, u32 first, u32 last, Query& query) {
-    Listed found = {all.list[first] / TILE};
+    Listed listed = {all.list[first] / TILE};
     u32 slots[2], low = all.tile_count, high = 0;
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
         const u32 place = first + r * 32 + Warp::rank();
         slots[r] = place < last ? all.list[place] : NONE;
         if (slots[r] == NONE) continue;
-        found.ranges[r] = all.ranges[slots[r] / TILE];
-        low = min(low, found.ranges[r].x);
-        high = max(high, found.ranges[r].y);
+        listed.ranges[r] = all.ranges[slots[r] / TILE];
+        low = min(low, listed.ranges[r].x);
+        high = max(high, listed.ranges[r].y);
     }
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        low = min(low, __shfl_xor_sync(0xffffffff, low, apart));
-        high = max(high, __shfl_xor_sync(0xffffffff, high, apart));
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        low = min(low, __shfl_xor_sync(0xffffffff, low, stride));
+        high = max(high, __shfl_xor_sync(0xffffffff, high, stride));
     }
-    found.range = uint2{low, high};
+    listed.range = uint2{low, high};
     bool is_one = true;
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
-        const uint2 own = found.ranges[r];
-        is_one = is_one && (slots[r] == NONE || (own.x == low && own.y == high));
+        const uint2 range = listed.ranges[r];
+        is_one = is_one && (slots[r] == NONE || (range.x == low && range.y == high));
     }
-    found.is_one_group = __all_sync(0xffffffff, is_one);
+    listed.is_one_group = __all_sync(0xffffffff, is_one);
     load(all, slots, query);
     load_coordinates(all, query);
-    return found;
+    return listed;
 }
 
 // Visits part of the tiles of the rows' groups: NEARBY tiles from the first row's tile on, then the tiles

@@ -100,35 +100,35 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(const u32* __restr
 // Packs queries, from their panels. A thread per row, padding included.
 extern "C" __global__ __launch_bounds__(PANEL) void pack_queries(
     const u32* __restrict__ queries, unsigned char* __restrict__ tiles, u32* __restrict__ rows,
-    u32* __restrict__ asked, Least* __restrict__ thresholds, BitPack pack) {
+    u32* __restrict__ query_bits, Least* __restrict__ thresholds, BitPack pack) {
     const u32 query = blockIdx.x * PANEL + threadIdx.x;
     const u32* from = queries + (u64)blockIdx.x * pack.dim * PANEL + threadIdx.x;
     const u32* row = query < pack.rows ? from : nullptr;
     pack_row(row, tiles, rows, query, pack);
     thresholds[query] = Least::unreachable();
-    if (row) asked[query] = bits_of(row, pack);
+    if (row) query_bits[query] = bits_of(row, pack);
 }
 
 // The filter thresholds of queries, from the distance thresholds of their lists. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void set_thresholds(
-    const Reach* __restrict__ reaches, const u32* __restrict__ asked, Least* __restrict__ thresholds,
+    const Threshold* __restrict__ list_thresholds, const u32* __restrict__ query_bits, Least* __restrict__ thresholds,
     u32* __restrict__ counts, u32* state, BitPack pack) {
     const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
     if (query == 0) state[OVERFLOWED] = state[COUNTED] = 0;
     if (query >= pack.rows) return;
-    const double bits = asked[query], most = pack.dim * 32.0, reach = reaches[query];
+    const double bits = query_bits[query], most = pack.dim * 32.0, threshold = list_thresholds[query];
     Least least = Least::unreachable();
     bool tells = true;
-    if (reach >= 0) {
+    if (threshold >= 0) {
         // A lower bound on the similarity 1 - d, with a margin for rounding.
-        const double alike = fmax(0.0, 1 - 1e-6 - reach);
+        const double alike = fmax(0.0, 1 - 1e-6 - threshold);
         const double share = SUM == DIFFERENT_BITS ? 0.5 : alike / (1 + alike);
-        const double beside = SUM == DIFFERENT_BITS ? fmin(reach, most) / 2 : 0;
+        const double beside = SUM == DIFFERENT_BITS ? fmin(threshold, most) / 2 : 0;
         // Margin for the rounding to float, below and in `Least::in_tile`.
-        const double own = share * bits - beside - 1e-6 * (bits + most);
-        least = {__double2float_rd(own), __double2float_rd(share)};
+        const double offset = share * bits - beside - 1e-6 * (bits + most);
+        least = {__double2float_rd(offset), __double2float_rd(share)};
         // If every row passes, the query is marked as overflowed instead of recording hits.
-        tells = own + share * most > 0;
+        tells = offset + share * most > 0;
     }
     thresholds[query] = tells ? least : Least::unreachable();
     counts[query] = tells ? 0 : LOST;

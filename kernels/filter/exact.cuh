@@ -18,7 +18,7 @@ struct Filtered {
     const u32* state;
     Entry* entries;
     Entry* worst;
-    Reach* reach;
+    Threshold* list_thresholds;
     u32* counts;
     u32* overflowed;
     u32* overflowed_count;
@@ -50,7 +50,7 @@ __device__ __forceinline__ u32 take_hits(const Filtered& filtered, u32 query, bo
 __device__ __forceinline__ void tighten_list(const Filtered& filtered, u32 query, Entry last) {
     if (last.is_none() || !(last < filtered.worst[query])) return;
     filtered.worst[query] = last;
-    filtered.reach[query] = reach_of(last.distance());
+    filtered.list_thresholds[query] = threshold_of(last.distance());
 }
 
 // The base row at a position if it may be a neighbour of the query, else ~0.
@@ -109,11 +109,11 @@ __device__ __forceinline__ Entry entry_of_hit(const Filtered& filtered, const Pa
 }
 
 // The value of another lane in a group of WIDTH lanes.
-template <typename Get, typename E> __device__ __forceinline__ E exchange(const E& own, Get get) {
+template <typename Get, typename E> __device__ __forceinline__ E exchange(const E& value, Get get) {
     union Words {
         E entry;
         u64 words[sizeof(E) / 8];
-    } all = {own};
+    } all = {value};
 #pragma unroll
     for (u32 i = 0; i < sizeof(E) / 8; ++i) all.words[i] = get(all.words[i]);
     return all.entry;
@@ -157,11 +157,11 @@ __device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass&
     const u32 query = (blockIdx.x * blockDim.x + threadIdx.x) / WIDTH, lane = Lanes<WIDTH>::rank();
     const u32 count = take_hits<Lanes<WIDTH>>(filtered, query, query < pass.queries);
     if (__ballot_sync(~0u, count > 0) == 0) return;
-    Entry* own = filtered.entries + (u64)query * pass.slots;
-    Entry list = count > 0 && lane < pass.k ? own[lane] : Entry::none();
+    Entry* entries = filtered.entries + (u64)query * pass.slots;
+    Entry list = count > 0 && lane < pass.k ? entries[lane] : Entry::none();
     const Entry bound = count > 0 ? filtered.worst[query] : Entry::none();
     u32 most = count;
-    for (u32 apart = WIDTH; apart < 32; apart *= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
+    for (u32 stride = WIDTH; stride < 32; stride *= 2) most = max(most, __shfl_xor_sync(~0u, most, stride));
     const u32* hits = hits_of(filtered, pass, query);
     for (u32 i = lane; i - lane < most; i += WIDTH) {
         const u32 position = i < count ? hits[i] : ~0u;
@@ -169,11 +169,11 @@ __device__ __forceinline__ void merge_hits(const Filtered& filtered, const Pass&
         if (!(entry < bound)) entry = Entry::none();
         offer_to_lanes<WIDTH>(list, entry, pass.k, lane);
     }
-    const u32 bounding = is_limited(pass) ? pass.wanted - 1 : 0;
-    const Entry wanted = exchange(list, [&](u64 x) { return __shfl_sync(~0u, x, bounding, WIDTH); });
+    const u32 bounding = is_limited(pass) ? pass.enough - 1 : 0;
+    const Entry last_of_enough = exchange(list, [&](u64 x) { return __shfl_sync(~0u, x, bounding, WIDTH); });
     if (count == 0) return;
-    if (lane < pass.k) own[lane] = list;
-    if (lane == pass.k - 1) tighten_list(filtered, query, last_that_matters(pass, list, wanted));
+    if (lane < pass.k) entries[lane] = list;
+    if (lane == pass.k - 1) tighten_list(filtered, query, last_that_matters(pass, list, last_of_enough));
 }
 extern "C" __global__ __launch_bounds__(256) void merge_hits_16(Filtered filtered, Pass pass) {
     merge_hits<16>(filtered, pass,
@@ -192,11 +192,11 @@ template <u32 STAGES>
 __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const Pass& pass, u32 query,
                                                 u32 position, uint4* gathered) {
     const u32 lane = Warp::rank(), row = row_at(filtered, pass, query, position);
-    const u32 own = row == ~0u ? ~0u : position;
-    const uint4* asked = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
+    const u32 valid_position = row == ~0u ? ~0u : position;
+    const uint4* of_query = (const uint4*)(filtered.queries + (u64)query * filtered.pitch);
     u32 others[8];
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) others[i] = __shfl_sync(~0u, own, i * 4 + lane / 8);
+    for (u32 i = 0; i < 8; ++i) others[i] = __shfl_sync(~0u, valid_position, i * 4 + lane / 8);
     const auto bring = [&](u32 start) {
         uint4* to = gathered + start / 8 % STAGES * GATHERED + lane / 8 * 9 + lane % 8;
         const u32 vector = start + lane % 8;
@@ -217,9 +217,9 @@ __device__ __forceinline__ Entry entry_together(const Filtered& filtered, const 
         const uint4* mine = gathered + start / 8 % STAGES * GATHERED + lane * 9;
         if (start + 8 <= filtered.vectors) {
 #pragma unroll
-            for (u32 i = 0; i < 8; ++i) sums.add({__ldg(asked + start + i)}, {mine[i]});
+            for (u32 i = 0; i < 8; ++i) sums.add({__ldg(of_query + start + i)}, {mine[i]});
         } else {
-            for (u32 i = 0; start + i < filtered.vectors; ++i) sums.add({__ldg(asked + start + i)}, {mine[i]});
+            for (u32 i = 0; start + i < filtered.vectors; ++i) sums.add({__ldg(of_query + start + i)}, {mine[i]});
         }
         __syncwarp();
     }
@@ -242,10 +242,10 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered f
     if (count == 0) return;
     Entry* work = (Entry*)shared;
     uint4* gathered = (uint4*)(work + pass.slots) + threadIdx.x / 32 * GATHERED;
-    Entry* own = filtered.entries + (u64)query * pass.slots;
+    Entry* entries = filtered.entries + (u64)query * pass.slots;
     const u32* hits = hits_of(filtered, pass, query);
     if (threadIdx.x == 0) filled = pass.k;
-    for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) work[i] = own[i];
+    for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) work[i] = entries[i];
     __syncthreads();
     const Entry worst = filtered.worst[query];
     for (u32 i = threadIdx.x; i / 32 * 32 < count; i += blockDim.x) {
@@ -264,6 +264,6 @@ extern "C" __global__ __launch_bounds__(256) void merge_hits_by_block(Filtered f
     }
     if (all == pass.k) return;
     sort<Block>(work, all);
-    for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) own[i] = work[i];
+    for (u32 i = threadIdx.x; i < pass.k; i += blockDim.x) entries[i] = work[i];
     if (threadIdx.x == 0) tighten_list(filtered, query, last_that_matters(pass, work));
 }

@@ -30,7 +30,7 @@ struct Packing {
 };
 
 // Norms and rounding error of a query, scaled.
-struct Asked {
+struct QueryNorms {
     double base;      // |q - m|^2, rounded down, or q·m unscaled, rounded up
     double raw_norm;  // |q| unscaled
     double norm;      // of the fp16 query
@@ -81,12 +81,12 @@ extern "C" __global__ __launch_bounds__(1024) void centre(const Scalar* __restri
     }
     __syncthreads();
     if (threadIdx.x >= sampled) return;
-    const double own = means[threadIdx.x];
+    const double mean = means[threadIdx.x];
     u32 before = 0;
     for (u32 i = 0; i < sampled; ++i) {
-        before += means[i] < own || (means[i] == own && i < threadIdx.x) ? 1 : 0;
+        before += means[i] < mean || (means[i] == mean && i < threadIdx.x) ? 1 : 0;
     }
-    if (before == sampled / 2) centre[blockIdx.x] = own;
+    if (before == sampled / 2) centre[blockIdx.x] = mean;
 }
 
 // The bin of every row's norm about the centre, and the number of rows in each bin. A block per panel.
@@ -119,16 +119,16 @@ extern "C" __global__ __launch_bounds__(PANEL) void norms(
 extern "C" __global__ __launch_bounds__(1024) void choose_scale(const u32* __restrict__ counts,
                                                                 const double* __restrict__ centre,
                                                                 Packing* packing, u32 dim) {
-    constexpr u32 OWN = BINS / 1024;
+    constexpr u32 PER_THREAD = BINS / 1024;
     __shared__ u32 top, edge;
     __shared__ double squares[32];
     if (threadIdx.x == 0) top = edge = 0;
     // Thread 0 has the largest norms.
-    const u32 first = BINS - 1 - threadIdx.x * OWN;
-    u32 own = 0, all;
-    for (u32 i = 0; i < OWN; ++i) own += counts[first - i];
-    u32 above = sum_before(own, all);
-    for (u32 i = 0; i < OWN; ++i) {
+    const u32 first = BINS - 1 - threadIdx.x * PER_THREAD;
+    u32 count = 0, all;
+    for (u32 i = 0; i < PER_THREAD; ++i) count += counts[first - i];
+    u32 above = sum_before(count, all);
+    for (u32 i = 0; i < PER_THREAD; ++i) {
         const u32 here = counts[first - i];
         if (here > 0 && above == 0) top = first - i;
         if (here > 0 && above <= MOST_ASIDE && above + here > MOST_ASIDE) edge = first - i;
@@ -286,7 +286,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
 extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
     const Scalar* __restrict__ queries, const double* __restrict__ centre,
     const Packing* __restrict__ packing, unsigned char* __restrict__ tiles,
-    Scalar* __restrict__ rows, Asked* __restrict__ asked, u32* __restrict__ thresholds, Pack pack) {
+    Scalar* __restrict__ rows, QueryNorms* __restrict__ query_norms, u32* __restrict__ thresholds, Pack pack) {
     __shared__ Sums parts[PARTS][PANEL];
     const u32 place = threadIdx.x % PANEL, part = threadIdx.x / PANEL, columns = pack.steps * 16;
     const u32 query = blockIdx.x * PANEL + place;
@@ -298,9 +298,9 @@ extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
         if (SUM == PRODUCTS) eight.negate(scale, centre, start, pack.dim, is_row);
         return eight;
     };
-    const auto sum_of_parts = [&](const Sums& own) {
+    const auto sum_of_parts = [&](const Sums& of_part) {
         __syncthreads();
-        parts[part][place] = own;
+        parts[part][place] = of_part;
         __syncthreads();
         Sums all = parts[0][place];
         for (u32 other = 1; other < PARTS; ++other) all.add(parts[other][place]);
@@ -338,6 +338,6 @@ extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
     const double product = sums.mixed / scale + middle * middle;
     const double rounded_up = product + SLACK * middle * (middle + raw);
     const double base = SUM == PRODUCTS ? rounded_up : sums.squares * (1 - SLACK);
-    asked[query] = {base, raw, (length + lost) * (1 + SLACK),
-                    is_near ? lost : Limits<double>::infinity()};
+    query_norms[query] = {base, raw, (length + lost) * (1 + SLACK),
+                          is_near ? lost : Limits<double>::infinity()};
 }

@@ -31,9 +31,9 @@ struct ThreadHits {
         const u32 lane = Warp::rank();
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
-            const u32 query = first + 8 * i, own = count[i];
-            const bool is_lost = __ballot_sync(~0u, own > room) >> (lane & 28) & 15;
-            u32 up_to = own, other = __shfl_up_sync(~0u, up_to, 1, 4);
+            const u32 query = first + 8 * i, hit_count = count[i];
+            const bool is_lost = __ballot_sync(~0u, hit_count > room) >> (lane & 28) & 15;
+            u32 up_to = hit_count, other = __shfl_up_sync(~0u, up_to, 1, 4);
             up_to += lane % 4 >= 1 ? other : 0;
             other = __shfl_up_sync(~0u, up_to, 2, 4);
             up_to += lane % 4 >= 2 ? other : 0;
@@ -43,10 +43,10 @@ struct ThreadHits {
                 at = is_lost ? atomicOr(filter.counts + query, LOST)
                              : atomicAdd(filter.counts + query, all);
             }
-            at = __shfl_sync(~0u, at, 0, 4) + up_to - own;
+            at = __shfl_sync(~0u, at, 0, 4) + up_to - hit_count;
             if (query < filter.query_rows && !is_lost) {
                 u32* to = filter.hits + query * filter.hits_pitch;
-                for (u32 j = 0; j < own && at + j < filter.room; ++j) to[at + j] = list[i * room + j];
+                for (u32 j = 0; j < hit_count && at + j < filter.room; ++j) to[at + j] = list[i * room + j];
             }
             count[i] = 0;
         }
@@ -63,7 +63,7 @@ template <> struct InOne<u32> { static const int COUNT = 2; };
 // sums come two in a register. The sign bits of 32 registers are tested at once, in three groups of at most
 // 11; only a group with a hit is searched.
 template <typename Sum, int REGISTERS>
-__device__ __forceinline__ void examine(const Sum (&sums)[REGISTERS], u32 position, ThreadHits& found) {
+__device__ __forceinline__ void examine(const Sum (&sums)[REGISTERS], u32 position, ThreadHits& hits) {
     constexpr int IN_ONE = InOne<Sum>::COUNT;
     constexpr u32 SIGNS = IN_ONE == 2 ? 0x80008000u : 0x80000000u;
 #pragma unroll
@@ -93,7 +93,7 @@ __device__ __forceinline__ void examine(const Sum (&sums)[REGISTERS], u32 positi
                 const int i = __clz(mask);
                 mask &= ~(0x80000000u >> i);
                 const int sum = (start + group * 11) * IN_ONE + i;
-                found.add(sum >> 1 & 1, position + 8 * (sum >> 2) + (sum & 1));
+                hits.add(sum >> 1 & 1, position + 8 * (sum >> 2) + (sum & 1));
             }
         }
     }
@@ -102,7 +102,7 @@ __device__ __forceinline__ void examine(const Sum (&sums)[REGISTERS], u32 positi
 // The same for bit counts: a pair passes if its count is at least its query's `least`.
 template <int REGISTERS>
 __device__ __forceinline__ void examine(const int (&sums)[REGISTERS], const int (&least)[2],
-                                        u32 position, ThreadHits& found) {
+                                        u32 position, ThreadHits& hits) {
 #pragma unroll
     for (int start = 0; start < REGISTERS; start += 32) {
         int most[2] = {sums[start], sums[start + 2]};
@@ -118,7 +118,7 @@ __device__ __forceinline__ void examine(const int (&sums)[REGISTERS], const int 
         while (mask) {
             const int i = __clz(mask), sum = start + i;
             mask &= ~(0x80000000u >> i);
-            found.add(sum >> 1 & 1, position + 8 * (sum >> 2) + (sum & 1));
+            hits.add(sum >> 1 & 1, position + 8 * (sum >> 2) + (sum & 1));
         }
     }
 }

@@ -66,7 +66,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void filter(
     raise_registers<consumer_registers(WARPGROUPS)>();
     const u32 lane = thread % 32, row = warpgroup * 64 + thread / 32 * 16 + lane / 4;
     const u32 units = filter.query_blocks * filter.splits;
-    ThreadHits found(filter, WARPGROUPS * 128, threadIdx.x);
+    ThreadHits hits(filter, WARPGROUPS * 128, threadIdx.x);
     u32 sums[TILE / 4];
     RingPosition<STAGES> position;
     for (u32 i = blockIdx.x; i < units; i += gridDim.x) {
@@ -89,8 +89,8 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void filter(
             products_wait_for(sums);
             if (thread == 0) barrier_arrive(empty + 8 * position.stage);
             position.advance();
-            examine(sums, tile * TILE + lane % 4 * 2, found);
+            examine(sums, tile * TILE + lane % 4 * 2, hits);
         }
-        found.hand_over(filter, first + row);
+        hits.hand_over(filter, first + row);
     }
 }

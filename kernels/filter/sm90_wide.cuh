@@ -9,12 +9,12 @@
 #include "common/sm90_wgmma.cuh"
 #include "filter/sm90_hits.cuh"
 
-constexpr u32 ASKED = WARPGROUPS * 64;
+constexpr u32 BLOCK_QUERIES = WARPGROUPS * 64;
 constexpr bool STREAMED = !IN_REGISTERS && !RESIDENT;
 constexpr u32 IN_PANEL = 1 << LOG, PANELS = (STEPS + IN_PANEL - 1) / IN_PANEL;
 constexpr u32 LAST = STEPS - (PANELS - 1) * IN_PANEL, PITCH = 32 << LOG;
 // In bytes: a panel of the queries and of the base, and all panels of a block's queries and of a tile.
-constexpr u32 QUERY_PANEL = ASKED * PITCH, BASE_PANEL = TILE * PITCH;
+constexpr u32 QUERY_PANEL = BLOCK_QUERIES * PITCH, BASE_PANEL = TILE * PITCH;
 constexpr u32 QUERY_TILE_BYTES = QUERY_PANEL * PANELS, BASE_TILE_BYTES = BASE_PANEL * PANELS;
 constexpr u32 STAGE = BASE_PANEL + (STREAMED ? QUERY_PANEL : 0);
 // Behind the ring buffer: the queries, if they stay; the mbarriers of full and of empty stages, and that of
@@ -76,8 +76,8 @@ __device__ __forceinline__ void load_queries(const Filter& filter, u32 row, u32 
 __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& unit, u32 ring,
                                               u32 rank, u32 thread, u32 warpgroup) {
     const u32 lane = thread % 32, row = warpgroup * 64 + thread / 32 * 16 + lane / 4;
-    const u32 query = (unit.queries * CLUSTER + rank) * ASKED + row;
-    ThreadHits found(filter, WARPGROUPS * 128, threadIdx.x);
+    const u32 query = (unit.queries * CLUSTER + rank) * BLOCK_QUERIES + row;
+    ThreadHits hits(filter, WARPGROUPS * 128, threadIdx.x);
 #if IN_REGISTERS
     u32 in_registers[STEPS][4];
     load_queries(filter, query, in_registers);
@@ -134,12 +134,12 @@ __device__ __forceinline__ void compare_tiles(const Filter& filter, const Unit& 
         position.advance();
 #if OF_BITS
         const int least[2] = {of_row[0].in_tile(fewest), of_row[1].in_tile(fewest)};
-        examine(sums, least, tile * TILE + lane % 4 * 2, found);
+        examine(sums, least, tile * TILE + lane % 4 * 2, hits);
 #else
-        examine(sums, tile * TILE + lane % 4 * 2, found);
+        examine(sums, tile * TILE + lane % 4 * 2, hits);
 #endif
     }
-    found.hand_over(filter, query);
+    hits.hand_over(filter, query);
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, 1)

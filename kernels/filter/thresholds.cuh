@@ -31,8 +31,8 @@ __device__ __forceinline__ double underflow(u32 dim) {
     return dim * (sizeof(Real) == 4 ? 1.5e-45 : 5e-324);
 }
 
-// The least sum of products of a pair within the threshold `reach`.
-__device__ __forceinline__ double least_sum(double reach, const Asked& asked, const Packing& packing,
+// The least sum of products of a pair within the threshold of a list.
+__device__ __forceinline__ double least_sum(double threshold, const QueryNorms& query, const Packing& packing,
                                             const Test& test) {
     const double norm = __longlong_as_double((long long)packing.norm);
     const double lost = __longlong_as_double((long long)packing.lost);
@@ -41,29 +41,29 @@ __device__ __forceinline__ double least_sum(double reach, const Asked& asked, co
     const double scale = packing.scale * packing.scale, tiny = underflow(test.dim);
     double least;
     if (SUM == PRODUCTS) {
-        const double off = rounding(test.dim) * asked.raw_norm * raw_norm + tiny;
-        least = scale * (-reach - off - asked.base);
+        const double off = rounding(test.dim) * query.raw_norm * raw_norm + tiny;
+        least = scale * (-threshold - off - query.base);
     } else {
-        least = 0.5 * (asked.base - scale * (reach * (1 + rounding(test.dim)) + tiny));
+        least = 0.5 * (query.base - scale * (threshold * (1 + rounding(test.dim)) + tiny));
     }
-    const double of_products = asked.norm * (norm + lost);
+    const double of_products = query.norm * (norm + lost);
     const double magnitudes = of_products + test_value + fabs(least);
     const double columns = test.steps * 16.0, inner = test.steps - 1.0;
     const double summed = test.lost * columns / (1 << 24) * magnitudes;
     const double rounded = inner * (1.01 / 1024 * of_products + 1.0 / (1 << 24));
-    const double unseen = asked.lost * norm + asked.norm * lost;
+    const double unseen = query.lost * norm + query.norm * lost;
     return least - 1.001 * (unseen + summed + (test.has_fp16_sums ? rounded : 0)) - 1e-5;
 }
 
 // The filter thresholds of queries, from the distance thresholds of their lists. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void set_thresholds(
-    const Reach* __restrict__ reaches, const Asked* __restrict__ asked,
+    const Threshold* __restrict__ list_thresholds, const QueryNorms* __restrict__ query_norms,
     const Packing* __restrict__ packing, u32* __restrict__ thresholds, u32* __restrict__ counts,
     u32* state, unsigned char* tiles, Test test) {
     const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
     if (query == 0) state[OVERFLOWED] = state[COUNTED] = 0;
     if (query >= test.queries) return;
-    const double least = least_sum((double)reaches[query], asked[query], *packing, test);
+    const double least = least_sum((double)list_thresholds[query], query_norms[query], *packing, test);
     const bool is_known = fabs(least) < FARTHEST;
     const u32 fp16 = is_known ? to_two_fp16(-least) : NEVER;
     counts[query] = is_known ? 0 : LOST;

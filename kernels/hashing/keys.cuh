@@ -70,8 +70,8 @@ __device__ __forceinline__ int slot_of(const Functions& of, double value, double
     // The product is within 4 units in the last place of the quotient, so both are on the same side of every
     // integer unless one is that near. Below the normal numbers, units are larger.
     double at = __dmul_rn(shifted, of.inverse);
-    const double apart = fabs(__dsub_rn(at, rint(at)));
-    if (!(apart > __fma_rn(fabs(at), 1e-15, 1e-300))) at = __ddiv_rn(shifted, of.width);
+    const double distance = fabs(__dsub_rn(at, rint(at)));
+    if (!(distance > __fma_rn(fabs(at), 1e-15, 1e-300))) at = __ddiv_rn(shifted, of.width);
     double slot = of.kind == FLOOR ? floor(at) : trunc(at);
     if (of.is_clamped) {
         if (slot < -MOST_SLOT) slot = -MOST_SLOT;

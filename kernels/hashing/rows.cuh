@@ -46,7 +46,7 @@ struct Batch {
 };
 
 // A thread's rows, `blockDim.x` apart, and the error bounds of their sums.
-struct Own {
+struct ThreadRows {
     u64 at[ROWS];
     float margins[ROWS];   // relative to a function's length
     float smallest[ROWS];  // absolute, for values near the smallest positive number
@@ -65,16 +65,16 @@ struct Tile {
                                          u32 dim, u32 begin, u32 here) const {
         constexpr u32 LANES = 8, EACH = STAGED / LANES, ROWS_TOGETHER = 8;
         static_assert(EACH == 4, "16 bytes of f32");
-        const u32 d = threadIdx.x % LANES * EACH, apart = blockDim.x / LANES;
+        const u32 d = threadIdx.x % LANES * EACH, row_stride = blockDim.x / LANES;
         const Scalar* rows = all + begin;
         float* to = elements + threadIdx.x / LANES * pitch + d;
         if (d >= here) return;
-        for (u32 r = threadIdx.x / LANES; r < blockDim.x * ROWS; r += apart * ROWS_TOGETHER) {
+        for (u32 r = threadIdx.x / LANES; r < blockDim.x * ROWS; r += row_stride * ROWS_TOGETHER) {
             union { uint4 all; float one[EACH]; } x[ROWS_TOGETHER];
 #pragma unroll
             for (u32 n = 0; n < ROWS_TOGETHER; n++) {
                 // Rows past the end are replaced by the last row; their values are not used.
-                const Scalar* row = rows + min(first + r + n * apart, building.end - 1) * dim + d;
+                const Scalar* row = rows + min(first + r + n * row_stride, building.end - 1) * dim + d;
                 if (IS_ALIGNED) {
                     x[n].all = *reinterpret_cast<const uint4*>(row);
                 } else {
@@ -88,7 +88,7 @@ struct Tile {
                 for (u32 i = 0; i < EACH; i++) {
                     if (IS_ALIGNED || d + i < here) to[i] = x[n].one[i];
                 }
-                to += apart * pitch;
+                to += row_stride * pitch;
             }
         }
     }
@@ -97,7 +97,8 @@ struct Tile {
 // Adds the integers of a batch of functions, from `first` on, to the keys of a thread's rows.
 __device__ __forceinline__ void add_functions(
     const Functions& of, u32 first, const Scalar* __restrict__ rows, const double* __restrict__ numbers,
-    const double* __restrict__ offsets, const Building& building, const Tile& tile, Batch& some, Own& own) {
+    const double* __restrict__ offsets, const Building& building, const Tile& tile, Batch& some,
+    ThreadRows& thread_rows) {
     float sums[ROWS][BATCH];
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ void add_functions(
             some.multipliers[threadIdx.x] = multiplier(of, function);
         }
         // Up to STAGED dimensions, rows are staged once and stay.
-        if (of.dim > STAGED) tile.fill(rows, building, own.at[0] - threadIdx.x, of.dim, begin, here);
+        if (of.dim > STAGED) tile.fill(rows, building, thread_rows.at[0] - threadIdx.x, of.dim, begin, here);
         __syncthreads();
         const float* elements = tile.elements + threadIdx.x * tile.pitch;
 #pragma unroll 2
@@ -145,11 +146,11 @@ __device__ __forceinline__ void add_functions(
     const float inverse = (float)of.inverse;
     u32 unsure[ROWS] = {};
     const auto off = [&](u32 i, u32 r) {
-        return __fmaf_rn(some.lengths[i], own.margins[r], own.smallest[r]);
+        return __fmaf_rn(some.lengths[i], thread_rows.margins[r], thread_rows.smallest[r]);
     };
     const auto add = [&](u32 i, u32 r, int whole, bool is_sure) {
         if (is_sure) {
-            own.raw[r] += ((u64)(long long)whole & mask) * some.multipliers[i];
+            thread_rows.raw[r] += ((u64)(long long)whole & mask) * some.multipliers[i];
         } else {
             unsure[r] |= 1u << i;
         }
@@ -188,18 +189,18 @@ __device__ __forceinline__ void add_functions(
         u64 at = 0, raw = 0;
 #pragma unroll
         for (u32 each = 0; each < ROWS; each++) {
-            if (each == r) left = unsure[each], at = own.at[each];
+            if (each == r) left = unsure[each], at = thread_rows.at[each];
         }
         for (; left != 0; left &= left - 1) {
             const u32 i = __ffs((int)left) - 1, function = first + i;
             const Scalar* row = rows + min(at, building.end - 1) * of.dim;
             const int whole = exact_whole(of, row, numbers + function, offsets[function]);
-            own.is_in_range = own.is_in_range && whole != NO_WHOLE;
+            thread_rows.is_in_range = thread_rows.is_in_range && whole != NO_WHOLE;
             raw += ((u64)(long long)whole & mask) * some.multipliers[i];
         }
 #pragma unroll
         for (u32 each = 0; each < ROWS; each++) {
-            if (each == r) own.raw[each] += raw;
+            if (each == r) thread_rows.raw[each] += raw;
         }
     }
 }
@@ -217,8 +218,8 @@ extern "C" __global__ __launch_bounds__(128, 3) void hash_rows(
     __shared__ __align__(16) Batch some;
     const u64 first_row = building.first + (u64)blockIdx.x * blockDim.x * ROWS;
     const Tile tile = {elements, min(of.dim, (u32)STAGED) | 1};
-    Own own;
-    own.is_in_range = true;
+    ThreadRows thread_rows;
+    thread_rows.is_in_range = true;
     float squares[ROWS] = {};
     for (u32 begin = 0; begin < of.dim; begin += STAGED) {
         const u32 here = min((u32)STAGED, of.dim - begin);
@@ -235,27 +236,27 @@ extern "C" __global__ __launch_bounds__(128, 3) void hash_rows(
     }
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
-        own.at[r] = first_row + threadIdx.x + r * blockDim.x;
+        thread_rows.at[r] = first_row + threadIdx.x + r * blockDim.x;
         // Squares below the smallest positive number may be lost.
         const float length = __fmaf_rn(sqrtf(squares[r]), 1.0f + of.margin, of.dim * 1e-22f);
-        own.smallest[r] = of.dim * 3e-45f * (1.0f + length);
-        own.margins[r] = __fmaf_rn(length, of.margin, own.smallest[r]);
+        thread_rows.smallest[r] = of.dim * 3e-45f * (1.0f + length);
+        thread_rows.margins[r] = __fmaf_rn(length, of.margin, thread_rows.smallest[r]);
     }
     const u32 together = (of.tables + gridDim.y - 1) / gridDim.y;
     const u32 last = min(of.tables, (blockIdx.y + 1) * together);
     for (u32 table = blockIdx.y * together; table < last; table++) {
         const double* of_table = numbers + (u64)table * of.dim * of.stride;
-        const double* own_offsets = offsets + (u64)table * 2 * of.stride;
+        const double* table_offsets = offsets + (u64)table * 2 * of.stride;
 #pragma unroll
-        for (u32 r = 0; r < ROWS; r++) own.raw[r] = 0;
+        for (u32 r = 0; r < ROWS; r++) thread_rows.raw[r] = 0;
         for (u32 first = 0; first < of.count; first += BATCH) {
-            add_functions(of, first, rows, of_table, own_offsets, building, tile, some, own);
+            add_functions(of, first, rows, of_table, table_offsets, building, tile, some, thread_rows);
         }
 #pragma unroll
         for (u32 r = 0; r < ROWS; r++) {
-            if (own.at[r] >= building.end) continue;
-            note_key(building, table, own.at[r], own.raw[r], keys, ranks, sections);
+            if (thread_rows.at[r] >= building.end) continue;
+            note_key(building, table, thread_rows.at[r], thread_rows.raw[r], keys, ranks, sections);
         }
     }
-    if (!own.is_in_range && !of.is_clamped) *out_of_range = 1;
+    if (!thread_rows.is_in_range && !of.is_clamped) *out_of_range = 1;
 }

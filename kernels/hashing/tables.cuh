@@ -39,26 +39,26 @@ struct Sizes {
 
 // Adds the sizes found by all threads of a block, with one atomic per block and number: many blocks add to
 // them.
-__device__ __forceinline__ void add_sizes(Sizes own, Sizes* all) {
+__device__ __forceinline__ void add_sizes(Sizes sizes, Sizes* all) {
     constexpr u32 ALL = 0xffffffffu;
     __shared__ Sizes of_warps[32];
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        own.buckets += __shfl_xor_sync(ALL, own.buckets, apart);
-        own.squares += __shfl_xor_sync(ALL, own.squares, apart);
-        own.largest = max(own.largest, __shfl_xor_sync(ALL, own.largest, apart));
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        sizes.buckets += __shfl_xor_sync(ALL, sizes.buckets, stride);
+        sizes.squares += __shfl_xor_sync(ALL, sizes.squares, stride);
+        sizes.largest = max(sizes.largest, __shfl_xor_sync(ALL, sizes.largest, stride));
     }
-    if (Warp::rank() == 0) of_warps[threadIdx.x / 32] = own;
+    if (Warp::rank() == 0) of_warps[threadIdx.x / 32] = sizes;
     __syncthreads();
     if (threadIdx.x == 0) {
         for (u32 warp = 1; warp < blockDim.x / 32; warp++) {
-            own.buckets += of_warps[warp].buckets;
-            own.squares += of_warps[warp].squares;
-            own.largest = max(own.largest, of_warps[warp].largest);
+            sizes.buckets += of_warps[warp].buckets;
+            sizes.squares += of_warps[warp].squares;
+            sizes.largest = max(sizes.largest, of_warps[warp].largest);
         }
-        if (own.buckets > 0) {
-            atomicAdd(&all->buckets, own.buckets);
-            atomicAdd(&all->squares, own.squares);
-            atomicMax(&all->largest, own.largest);
+        if (sizes.buckets > 0) {
+            atomicAdd(&all->buckets, sizes.buckets);
+            atomicAdd(&all->squares, sizes.squares);
+            atomicMax(&all->largest, sizes.largest);
         }
     }
     __syncthreads();
@@ -77,7 +77,7 @@ struct __align__(16) Placed {
 struct Tables {
     u32* rows;
     u64* keys;
-    uint2* own;
+    uint2* home_buckets;
     Sizes* sizes;   // by table
 };
 
@@ -102,7 +102,7 @@ extern "C" __global__ __launch_bounds__(256) void sort_sections(
     u32* __restrict__ large_count, Building building) {
     const u64 place = building.first + (u64)blockIdx.x * blockDim.x + threadIdx.x;
     for (u32 table = blockIdx.y; table < building.tables; table += gridDim.y) {
-        Sizes found = {0, 0, 0};
+        Sizes sizes = {0, 0, 0};
         if (place < building.end) {
             const u64 of_table = (u64)table * building.rows;
             const Placed* of_rows = placed + of_table;
@@ -123,14 +123,14 @@ extern "C" __global__ __launch_bounds__(256) void sort_sections(
                 const u32 start = section.x + less, row = of_rows[place].row;
                 to.rows[of_table + start + before] = row;
                 if (to.keys) to.keys[of_table + start + before] = key;
-                if (to.own) {
+                if (to.home_buckets) {
                     const u32 end = equal == 1 ? start : start + equal;
-                    to.own[of_table + row] = make_uint2(start, end);
+                    to.home_buckets[of_table + row] = make_uint2(start, end);
                 }
-                if (before == 0) found = {1, equal, (u64)equal * equal};
+                if (before == 0) sizes = {1, equal, (u64)equal * equal};
             }
         }
-        add_sizes(found, &to.sizes[table]);
+        add_sizes(sizes, &to.sizes[table]);
     }
 }
 
@@ -152,12 +152,12 @@ extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
             __syncthreads();
             if (threadIdx.x == 0) least = ~0ull;
             __syncthreads();
-            u64 own = ~0ull;
+            u64 thread_least = ~0ull;
             for (u32 i = section.x + threadIdx.x; i < section.y; i += blockDim.x) {
                 const u64 key = of_rows[i].key;
-                if (key < own && (is_first || key > last)) own = key;
+                if (key < thread_least && (is_first || key > last)) thread_least = key;
             }
-            atomicMin(&least, own);
+            atomicMin(&least, thread_least);
             __syncthreads();
             const u64 key = least;
             u32 end = start;
@@ -172,10 +172,10 @@ extern "C" __global__ __launch_bounds__(1024) void sort_large_sections(
                 }
                 end += all;
             }
-            if (to.own) {
+            if (to.home_buckets) {
                 const uint2 bucket = make_uint2(start, end - start == 1 ? start : end);
                 for (u32 i = section.x + threadIdx.x; i < section.y; i += blockDim.x) {
-                    if (of_rows[i].key == key) to.own[of_table + of_rows[i].row] = bucket;
+                    if (of_rows[i].key == key) to.home_buckets[of_table + of_rows[i].row] = bucket;
                 }
             }
             if (threadIdx.x == 0) {

@@ -41,9 +41,9 @@ __device__ __forceinline__ float gap_of(const Rounds& rounds, const Fp16Buffers&
     // From the rounded row to rounded centroids: see above. Lengths are up to 2e-6 too large.
     const float near = 1.00001f * (1.00001f * square - 2 * products.x);
     const float far = 0.99999f * (0.99999f * square - 2 * products.y) - errors.largest_error * errors.largest_error;
-    const float own = __fadd_ru(__fsqrt_ru(fmaxf(near, 0.0f)), error);
+    const float nearest = __fadd_ru(__fsqrt_ru(fmaxf(near, 0.0f)), error);
     const float other = __fadd_rd(__fsqrt_rd(fmaxf(far, 0.0f)), -error);
-    const float gap = gap_between(own, other, RELATIVE);
+    const float gap = gap_between(nearest, other, RELATIVE);
     const float lost = __fmaf_ru(2, __fsqrt_ru(errors.absolute), 1e-22f);
     return __double2float_rd(__dmul_rd(__fadd_rd(gap, -lost), buffers.unscale));
 }
@@ -117,10 +117,10 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
         // A single centroid is certain, even if its product is NaN.
         u32 cluster = rounds.k == 1 ? 0 : centroid_at(best[i].part, one & PLACES);
 #pragma unroll
-        for (u32 apart = 1; apart < 4; apart *= 2) {
-            const int other_one = __shfl_xor_sync(0xffffffffu, one, apart);
-            const int other_two = __shfl_xor_sync(0xffffffffu, two, apart);
-            const u32 other = __shfl_xor_sync(0xffffffffu, cluster, apart);
+        for (u32 stride = 1; stride < 4; stride *= 2) {
+            const int other_one = __shfl_xor_sync(0xffffffffu, one, stride);
+            const int other_two = __shfl_xor_sync(0xffffffffu, two, stride);
+            const u32 other = __shfl_xor_sync(0xffffffffu, cluster, stride);
             two = larger(smaller(one, other_one), larger(two, other_two));
             if (other_one > one) one = other_one, cluster = other;
         }
@@ -163,18 +163,18 @@ extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Fp16
     float least = 0;
     if (place < compared.count) {
         row = compared.row(place);
-        const uint4 found = *reinterpret_cast<const uint4*>(&buffers.found[place]);
-        const float best = __uint_as_float(found.x), second = __uint_as_float(found.y);
+        const uint4 result = *reinterpret_cast<const uint4*>(&buffers.results[place]);
+        const float best = __uint_as_float(result.x), second = __uint_as_float(result.y);
         const Rounded rounded = buffers.rounded[row];
         const WarpgroupMargins margins(errors, rounded, best);
         before = rounds.labels[row];
-        cluster = rounds.k == 1 ? 0 : found.z;
+        cluster = rounds.k == 1 ? 0 : result.z;
         // A single centroid is certain, even if its sum is NaN; otherwise the condition is written so that
         // NaN is uncertain. Equal sums do not tell which centroid is best, and both may be outliers.
-        const bool is_tie = found.x == found.y && rounds.status->has_far != 0;
+        const bool is_tie = result.x == result.y && rounds.status->has_far != 0;
         const bool is_far = is_tie || is_far_away(rounds, buffers, rounded, cluster);
         is_uncertain = !(rounds.k == 1 || (!is_far && add(best, -second) > margins.lead));
-        const float norm = norm_of(rounded), off = margins.own;
+        const float norm = norm_of(rounded), off = margins.adding_up;
         const float2 products = {best + norm - off, second + norm + off};
         note_gap(rounds, row, cluster, is_uncertain ? not_known() : gap_of(rounds, buffers, errors, rounded, products));
         is_new = !is_uncertain && cluster != before;
@@ -205,14 +205,14 @@ struct Pending {
     // Appends all buffered pairs to the list if there are at least `least`. Called by all lanes.
     __device__ __forceinline__ void flush(const Rounds& rounds, const Fp16Buffers& buffers, u32 least) {
         __syncwarp();
-        const u32 found = count < PENDING ? count : PENDING;
-        if (found < least) return;
+        const u32 buffered = count < PENDING ? count : PENDING;
+        if (buffered < least) return;
         u32 start = buffers.room_for_pairs;
         if (Warp::rank() == 0 && __ldcg(&rounds.status->pairs) <= buffers.room_for_pairs) {
-            start = atomicAdd(&rounds.status->pairs, found);
+            start = atomicAdd(&rounds.status->pairs, buffered);
         }
         start = __shfl_sync(0xffffffffu, start, 0);
-        for (u32 i = Warp::rank(); i < found; i += 32) note_pair(buffers, start + i, pairs[i]);
+        for (u32 i = Warp::rank(); i < buffered; i += 32) note_pair(buffers, start + i, pairs[i]);
         __syncwarp();
         if (Warp::rank() == 0) count = 0;
         __syncwarp();

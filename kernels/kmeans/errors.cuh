@@ -64,19 +64,19 @@ struct Errors {
     }
 };
 
-// `lead`: margin that makes the best centroid certain. `least`: smallest sum of a candidate. `own`:
+// `lead`: margin that makes the best centroid certain. `least`: smallest sum of a candidate. `adding_up`:
 // accumulation error. For the sums of `sm90_warpgroup_assign.cuh`.
 struct WarpgroupMargins {
-    float lead, least, own;
+    float lead, least, adding_up;
 
     __device__ __forceinline__ WarpgroupMargins(const Errors& errors, const Rounded& row, float best) {
         const float length = row.length + row.error, both = length + errors.largest_centroid;
         // An upper bound on the magnitude of all sums and terms: |x||c| + |c|^2 / 2 + n. Each multiplication
         // loses up to 32 units.
         const float largest = __fmaf_rn(both * both, 0.56f, 0.01f);
-        own = (32 * SWIZZLED_STEPS + 16) * UNIT * largest;
-        const float product = add(best, norm_of(row)), away = errors.distance(row, product, own);
-        lead = 1.001f * (2 * (errors.rounding(row, away) + own) + errors.exact(away)) + 1e-30f;
+        adding_up = (32 * SWIZZLED_STEPS + 16) * UNIT * largest;
+        const float product = add(best, norm_of(row)), away = errors.distance(row, product, adding_up);
+        lead = 1.001f * (2 * (errors.rounding(row, away) + adding_up) + errors.exact(away)) + 1e-30f;
         least = __fadd_rd(best, -lead);
     }
 };

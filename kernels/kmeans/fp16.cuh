@@ -35,7 +35,7 @@ struct Fp16Buffers {
     u32* clusters;         // … and its number
     Pair* pairs;
     double* distances;     // per pair, for float64
-    WarpgroupResult* found;          // per row: the result of the warpgroups
+    WarpgroupResult* results;  // per row: the result of the warpgroups
     const double* origin;  // a point in the middle of the rows
     double scale, unscale;  // … by a power of two, and its inverse
     double absolute;       // maximum difference between products of centroids that are equally near in exact sums, at

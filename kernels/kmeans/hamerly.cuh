@@ -15,12 +15,12 @@ __device__ __forceinline__ float drift_of(const Rounds& rounds, u32 cluster) {
     return __fadd_ru(rounds.drifts[cluster], rounds.status->drift);
 }
 
-// A lower bound on the gap, from an upper bound `own` on the distance of the row's centroid and a lower bound
+// A lower bound on the gap, from an upper bound `nearest` on the distance of the row's centroid and a lower bound
 // `other` on that of every other centroid. `error` is the largest relative error of squares in exact sums. It can
 // exchange two distances whose difference is at most `error` times their sum; four times that is subtracted, as
 // both may change by less than they differ.
-__device__ __forceinline__ float gap_between(float own, float other, float error) {
-    return __fmaf_rd(-4 * error, __fadd_ru(own, other), __fadd_rd(other, -own));
+__device__ __forceinline__ float gap_between(float nearest, float other, float error) {
+    return __fmaf_rd(-4 * error, __fadd_ru(nearest, other), __fadd_rd(other, -nearest));
 }
 
 // The gap of a row that must be compared again, for every drift.
@@ -37,13 +37,13 @@ __device__ __forceinline__ void note_gap(const Rounds& rounds, u32 row, u32 clus
 extern "C" __global__ __launch_bounds__(1024) void list_rows(Rounds rounds, u32 is_last) {
     if (rounds.status->end != GOING_ON && !is_last) return;
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
-    bool is_kept = false;
+    bool is_unchanged = false;
     if (row < rounds.count) {
         // A row without a cluster has an unknown gap.
         const float gap = rounds.gaps[row];
-        is_kept = gap > rounds.status->drift && gap > drift_of(rounds, rounds.labels[row]);
+        is_unchanged = gap > rounds.status->drift && gap > drift_of(rounds, rounds.labels[row]);
     }
-    const bool is_listed = row < rounds.count && !is_kept;
-    const u32 at = place_in(&rounds.status->kept, &rounds.status->listed, is_kept, is_listed);
+    const bool is_listed = row < rounds.count && !is_unchanged;
+    const u32 at = place_in(&rounds.status->unchanged, &rounds.status->listed, is_unchanged, is_listed);
     if (is_listed) rounds.listed[at] = row;
 }

@@ -69,7 +69,7 @@ extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Fp16
 // compared with all centroids. One block.
 extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, Fp16Buffers buffers) {
     // 16 adjacent bins span a factor of two.
-    constexpr u32 SHIFT = 19, OWN = 4, LENGTHS = 1024 * OWN, SAMPLE = 65536;
+    constexpr u32 SHIFT = 19, PER_THREAD = 4, LENGTHS = 1024 * PER_THREAD, SAMPLE = 65536;
     __shared__ u32 counts[LENGTHS];
     for (u32 i = threadIdx.x; i < LENGTHS; i += 1024) counts[i] = 0;
     __syncthreads();
@@ -79,12 +79,12 @@ extern "C" __global__ __launch_bounds__(1024) void measure_rows(Rounds rounds, F
     }
     __syncthreads();
     // From the largest norm down.
-    const u32 first = LENGTHS - 1 - threadIdx.x * OWN;
-    u32 own = 0, all;
-    for (u32 i = 0; i < OWN; i++) own += counts[first - i];
-    u32 longer = sum_before(own, all);
+    const u32 first = LENGTHS - 1 - threadIdx.x * PER_THREAD;
+    u32 count = 0, all;
+    for (u32 i = 0; i < PER_THREAD; i++) count += counts[first - i];
+    u32 longer = sum_before(count, all);
     const u32 few = all / (2 * rounds.k);
-    for (u32 i = 0; i < OWN; i++) {
+    for (u32 i = 0; i < PER_THREAD; i++) {
         const u32 before = longer;
         longer += counts[first - i];
         const u32 end_of_bin = (first - i + 1) << SHIFT, twice = 1 << 23;

@@ -38,7 +38,7 @@ struct Status {
     u32 largest_centroid;  // norm of the longest centroid that is no outlier, as the bits of a float
     u32 largest_error;     // largest rounding error of such a centroid, as the bits of a float
     u32 has_far;           // whether a centroid is an outlier
-    u32 kept;              // rows whose cluster cannot have changed; see `hamerly.cuh`
+    u32 unchanged;         // rows whose cluster cannot have changed; see `hamerly.cuh`
     u32 listed;            // all other rows (length of the list), if they are listed
     float drift;           // sum over all rounds of the longest shift of a centroid
     u32 padding;
@@ -101,7 +101,7 @@ struct Compared {
     explicit __device__ __forceinline__ Compared(const Rounds& rounds) {
         const Status* status = rounds.status;
         // Reading a list costs more than comparing a few rows.
-        const bool is_listed = status->kept > rounds.count / 8;
+        const bool is_listed = status->unchanged > rounds.count / 8;
         listed = is_listed ? rounds.listed : nullptr;
         count = is_listed ? status->listed : rounds.count;
     }
@@ -162,9 +162,10 @@ __device__ __forceinline__ Real finish_pair(Total total) {
 // vectors.
 __device__ __forceinline__ bool is_undecided(Real least, Real second) {
     const Real share = Real(1.05) * (DIM + 8) * Limits<Real>::epsilon();
-    const Real apart = SUM == SQUARES ? least * share + 1024 * Limits<Real>::smallest() : 2 * share + 8 * Limits<Real>::epsilon();
+    const Real margin = SUM == SQUARES ? least * share + 1024 * Limits<Real>::smallest()
+                                       : 2 * share + 8 * Limits<Real>::epsilon();
     // Written so that NaN is undecided.
-    return !(second > least + apart);
+    return !(second > least + margin);
 }
 
 __device__ __forceinline__ Real distance_between(const Scalar (&row)[DIM], const Scalar* centroid) {
@@ -201,8 +202,8 @@ __device__ __forceinline__ u32 place_in(u32* one, u32* other, bool in_one, bool 
     __shared__ u32 starts[2];
     u32 all;
     const u32 before = sum_before(in_one | in_other << 16, all);
-    const u32 own = threadIdx.x == 0 ? all & 0xffff : all >> 16;
-    if (threadIdx.x < 2 && own > 0) starts[threadIdx.x] = atomicAdd(threadIdx.x == 0 ? one : other, own);
+    const u32 count = threadIdx.x == 0 ? all & 0xffff : all >> 16;
+    if (threadIdx.x < 2 && count > 0) starts[threadIdx.x] = atomicAdd(threadIdx.x == 0 ? one : other, count);
     __syncthreads();
     return in_other ? starts[1] + (before >> 16) : starts[0] + (before & 0xffff);
 }

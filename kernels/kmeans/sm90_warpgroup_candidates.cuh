@@ -9,7 +9,7 @@ struct FindCandidates {
 
     const Rounds& rounds;
     const Fp16Buffers& buffers;
-    u32* found;  // centroids; the highest bit tells the row of the two
+    u32* candidates;  // centroids; the highest bit tells the row of the two
     u32 place = 0, count = 0;
     int limits[2] = {};
 
@@ -58,7 +58,7 @@ struct FindCandidates {
 
     __device__ __forceinline__ void add(u32 entry) {
         if (count < ROOM) {
-            found[count++] = entry;
+            candidates[count++] = entry;
         } else if (__ldcg(&rounds.status->pairs) <= buffers.room_for_pairs) {
             // The check keeps the counter from wrapping around.
             note(atomicAdd(&rounds.status->pairs, 1u), entry);
@@ -77,7 +77,7 @@ struct FindCandidates {
             start = atomicAdd(&rounds.status->pairs, all);
         }
         start = __shfl_sync(0xffffffffu, start, 0) + up_to - count;
-        for (u32 i = 0; i < count; ++i) note(start + i, found[i]);
+        for (u32 i = 0; i < count; ++i) note(start + i, candidates[i]);
     }
 };
 
@@ -92,6 +92,6 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void warpgroup_candidates(
     // A few tiles of rows have too few blocks for all multiprocessors, so the centroids are divided as well.
     const u32 parts = gridDim.x / row_tiles > tiles ? tiles : gridDim.x > row_tiles ? gridDim.x / row_tiles : 1;
     const Span span = {0, row_tiles * parts, first, row_tiles, tiles, parts};
-    u32 found[FindCandidates::ROOM];
-    run_warpgroups(buffers, uncertain, span, FindCandidates{rounds, buffers, found});
+    u32 candidates[FindCandidates::ROOM];
+    run_warpgroups(buffers, uncertain, span, FindCandidates{rounds, buffers, candidates});
 }

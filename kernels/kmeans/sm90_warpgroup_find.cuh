@@ -63,40 +63,40 @@ struct LeastTwo {
 
 // Writes the result for the row at `place`, combined over the four threads that share the row. No load is
 // waited for here.
-__device__ __forceinline__ void note_row(const Fp16Buffers& buffers, const BestOfSquares& kept, u32 place,
+__device__ __forceinline__ void note_row(const Fp16Buffers& buffers, const BestOfSquares& best, u32 place,
                                          u32 count) {
     const u32 lane = threadIdx.x % 32;
-    const LeastTwo line(kept.lines), column(kept.columns);
-    int one = kept.first, two = smaller(kept.second, smaller(line.second, column.second));
-    u32 cluster = centroid_in(kept.tile, line.place, column.place);
+    const LeastTwo line(best.lines), column(best.columns);
+    int one = best.first, two = smaller(best.second, smaller(line.second, column.second));
+    u32 cluster = centroid_in(best.tile, line.place, column.place);
 #pragma unroll
-    for (u32 apart = 1; apart < 4; apart *= 2) {
-        const int other_one = __shfl_xor_sync(0xffffffffu, one, apart);
-        const int other_two = __shfl_xor_sync(0xffffffffu, two, apart);
-        const u32 other = __shfl_xor_sync(0xffffffffu, cluster, apart);
+    for (u32 stride = 1; stride < 4; stride *= 2) {
+        const int other_one = __shfl_xor_sync(0xffffffffu, one, stride);
+        const int other_two = __shfl_xor_sync(0xffffffffu, two, stride);
+        const u32 other = __shfl_xor_sync(0xffffffffu, cluster, stride);
         two = smaller(larger(one, other_one), smaller(two, other_two));
         if (other_one < one) one = other_one, cluster = other;
     }
     if (lane % 4 > 0 || place >= count) return;
-    *reinterpret_cast<uint4*>(&buffers.found[place]) = {(u32)one, (u32)two, cluster, 0};
+    *reinterpret_cast<uint4*>(&buffers.results[place]) = {(u32)one, (u32)two, cluster, 0};
 }
 
 // The task that finds the nearest centroids of a thread's rows.
 struct FindNearest {
     const Fp16Buffers& buffers;
     u32 count;
-    BestOfSquares kept[2];
+    BestOfSquares best[2];
 
     __device__ __forceinline__ void begin(u32) {
-        kept[0].clear();
-        kept[1].clear();
+        best[0].clear();
+        best[1].clear();
     }
     template <u32 HALF> __device__ __forceinline__ void take(const float (&sums)[128], u32 tile) {
-        kept[HALF].take([&](u32 line, u32 column) { return bits_of<HALF>(sums, line, column); }, tile);
+        best[HALF].take([&](u32 line, u32 column) { return bits_of<HALF>(sums, line, column); }, tile);
     }
     __device__ __forceinline__ void end(u32 place) {
-        note_row(buffers, kept[0], place, count);
-        note_row(buffers, kept[1], place + 8, count);
+        note_row(buffers, best[0], place, count);
+        note_row(buffers, best[1], place + 8, count);
     }
 };
 

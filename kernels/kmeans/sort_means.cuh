@@ -55,13 +55,13 @@ extern "C" __global__ __launch_bounds__(256) void sort_centroids(
     if (rounds.status->end != GOING_ON && !is_last) return;
     u64* entries = reinterpret_cast<u64*>(shared);
     const Scalar* centroids = current_centroids(rounds);
-    const u32 own = blockIdx.x;
+    const u32 cluster = blockIdx.x;
     if constexpr (HAS_SORT_MEANS) {
         Scalar values[DIM];
-        load_row(values, centroids + (u64)own * DIM);
+        load_row(values, centroids + (u64)cluster * DIM);
         for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
             u64 entry = ~0ull;
-            if (i < rounds.k && i != own) {
+            if (i < rounds.k && i != cluster) {
                 const float distance =
                     __fsqrt_rn(distance_between(values, centroids + (u64)i * DIM));
                 entry = (u64)__float_as_uint(__fdiv_rn(distance, WIDER)) << 32 | i;
@@ -71,7 +71,7 @@ extern "C" __global__ __launch_bounds__(256) void sort_centroids(
     }
     sort_power_of_two<Block>(entries, size);
     for (u32 i = threadIdx.x; i < rounds.k; i += blockDim.x) {
-        sorted.lists[(u64)own * rounds.k + i] = entries[i];
+        sorted.lists[(u64)cluster * rounds.k + i] = entries[i];
     }
 }
 
@@ -133,12 +133,12 @@ __device__ __forceinline__ void assign_sort_means_one(const Rounds& rounds, cons
             Scalar centroid[DIM];
             load_row(centroid, centroids + (u64)before * DIM);
             nearest.take(nearest.distance_to(centroid), before);
-            const float own = __fsqrt_rn(nearest.least);
+            const float distance_before = __fsqrt_rn(nearest.least);
             // Only centroids within this distance of the row's own may be as near to the row (triangle
             // inequality).
-            float reach = __fmaf_rn(add(own, own), WIDER, UNDERFLOW);
+            float radius = __fmaf_rn(add(distance_before, distance_before), WIDER, UNDERFLOW);
             const uint2* list = reinterpret_cast<const uint2*>(sorted.lists + (u64)before * rounds.k);
-            for (uint2 entry = *list; __uint_as_float(entry.y) <= reach;) {
+            for (uint2 entry = *list; __uint_as_float(entry.y) <= radius;) {
                 const u32 other = entry.x;
                 load_row(centroid, centroids + (u64)other * DIM);
                 entry = *++list;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void assign_sort_means_one(const Rounds& rounds, cons
                 if (IS_LAST) nearest.note_second(distance);
                 if (distance > nearest.least) continue;
                 nearest.take(distance, other);
-                reach = __fmaf_rn(add(own, __fsqrt_rn(nearest.least)), WIDER, UNDERFLOW);
+                radius = __fmaf_rn(add(distance_before, __fsqrt_rn(nearest.least)), WIDER, UNDERFLOW);
             }
             cluster = nearest.cluster;
             is_open = IS_LAST && is_undecided(nearest.least, nearest.second);
@@ -183,12 +183,12 @@ __device__ __forceinline__ u32 place_of(const Rounds& rounds, const SortedCentro
             Scalar values[DIM];
             load_row(values, rounds.rows + (u64)row * DIM);
             const Scalar* centroid = current_centroids(rounds) + (u64)cluster * DIM;
-            const float reach = 2 * __fsqrt_rn(distance_between(values, centroid));
+            const float radius = 2 * __fsqrt_rn(distance_between(values, centroid));
             const u64* list = sorted.lists + (u64)cluster * rounds.k;
             u32 low = 0, high = rounds.k - 1;
             while (low < high) {
                 const u32 middle = (low + high) / 2;
-                if (__uint_as_float(list[middle] >> 32) > reach) {
+                if (__uint_as_float(list[middle] >> 32) > radius) {
                     high = middle;
                 } else {
                     low = middle + 1;

@@ -204,8 +204,8 @@ __device__ __forceinline__ void take_direction(const Rounds& rounds, u32 cluster
     const double scale = power_of_two(largest == 0 ? 0 : max(-1000, min(1000, -exponent_of(largest))));
     for (u32 start = 0; start < DIM; start += 32) {
         const double x = start + lane < DIM ? multiply((double)mean[start + lane], scale) : 0;
-        const double own = multiply(x, x);
-        for (u32 i = 0; i < 32; i++) square = add(square, __shfl_sync(0xffffffffu, own, i));
+        const double term = multiply(x, x);
+        for (u32 i = 0; i < 32; i++) square = add(square, __shfl_sync(0xffffffffu, term, i));
     }
     const double inverse = __ddiv_rn(1, root(square));
     const Scalar* before = current_centroids(rounds) + (u64)cluster * DIM;
@@ -272,9 +272,9 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums
     if (is_whole(rounds)) {
 #pragma unroll 8
         for (u32 i = lane; i < rounds.k; i += 32) {
-            const double own = __ldcg(&sums.shifts[i]);
-            shift = __dadd_rn(shift, own);
-            longest = fmax(longest, own);
+            const double cluster_shift = __ldcg(&sums.shifts[i]);
+            shift = __dadd_rn(shift, cluster_shift);
+            longest = fmax(longest, cluster_shift);
         }
     }
     shift = add_lanes(shift);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums
     status->moved_last = status->moved;
     status->rechecked += status->uncertain;
     status->moved = status->uncertain = status->pairs = 0;
-    status->empty = status->arrived = status->kept = status->listed = 0;
+    status->empty = status->arrived = status->unchanged = status->listed = 0;
     status->largest_centroid = status->largest_error = status->has_far = 0;
 }
 
@@ -343,15 +343,15 @@ extern "C" __global__ __launch_bounds__(128) void costs(Rounds rounds, u32* labe
         Total total = 0;
         constexpr u32 STAGED = 128 / sizeof(Scalar), ROWS = 32 / STAGED;
         __shared__ Scalar tiles[4][2][32][STAGED + 1];
-        const u32 lane = threadIdx.x % 32, first = row - lane, own = lane % STAGED;
+        const u32 lane = threadIdx.x % 32, first = row - lane, column = lane % STAGED;
         auto& tile = tiles[threadIdx.x / 32];
         for (u32 start = 0; start < DIM; start += STAGED) {
-            const u32 j = start + own;
+            const u32 j = start + column;
             for (u32 r = lane / STAGED; r < 32; r += ROWS) {
                 const u32 other = __shfl_sync(0xffffffffu, cluster, r);
                 if (first + r >= rounds.count || j >= DIM) continue;
-                tile[0][r][own] = rounds.rows[(u64)(first + r) * DIM + j];
-                tile[1][r][own] = centroids[(u64)other * DIM + j];
+                tile[0][r][column] = rounds.rows[(u64)(first + r) * DIM + j];
+                tile[1][r][column] = centroids[(u64)other * DIM + j];
             }
             __syncwarp();
             const u32 width = DIM - start < STAGED ? DIM - start : STAGED;

@@ -180,9 +180,9 @@ __device__ __forceinline__ void multiply_tiles(const Fp16Buffers& buffers, RowOf
     u32 a[STEPS][2][4];
 #pragma unroll
     for (u32 i = 0; i < SLOTS; i++) {
-        const u32 own = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
+        const u32 row = row_of(threadIdx.x / 32 * 8 * SLOTS + lane / 4 + 8 * i);
         const auto word = [&](u32 chunk) {
-            return __ldg(reinterpret_cast<const u32*>(buffers.fp16_rows + row_chunk(own, chunk)) + lane % 4);
+            return __ldg(reinterpret_cast<const u32*>(buffers.fp16_rows + row_chunk(row, chunk)) + lane % 4);
         };
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {

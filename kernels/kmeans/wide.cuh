@@ -62,12 +62,12 @@ struct Digits {
 // Adds a number to the BINS of a sum, or subtracts it.
 __device__ __noinline__ void add_to_bins(u64* bins, Number x, bool is_minus) {
     const Magnitude magnitude = magnitude_of(x);
-    const Digits own(magnitude.mantissa, magnitude.position % 32);
+    const Digits shifted(magnitude.mantissa, magnitude.position % 32);
     const bool is_negative = (x < 0) != is_minus;
 #pragma unroll
     for (u32 i = 0; i < 3; i++) {
-        if (own.digits[i] == 0) continue;
-        atomicAdd(&bins[magnitude.position / 32 + i], is_negative ? 0 - own.digits[i] : own.digits[i]);
+        if (shifted.digits[i] == 0) continue;
+        atomicAdd(&bins[magnitude.position / 32 + i], is_negative ? 0 - shifted.digits[i] : shifted.digits[i]);
     }
 }
 
@@ -88,10 +88,10 @@ struct WideTotal {
 
     // Adds a number times 2^(position - LEAST).
     __device__ __forceinline__ void add(long long number, u32 position) {
-        const Digits own(number < 0 ? 0 - (u64)number : (u64)number, position % 32);
+        const Digits shifted(number < 0 ? 0 - (u64)number : (u64)number, position % 32);
         for (u32 i = 0; i < 3; i++) {
             if (position / 32 + i >= DIGITS) break;
-            digits[position / 32 + i] += number < 0 ? -(long long)own.digits[i] : (long long)own.digits[i];
+            digits[position / 32 + i] += number < 0 ? -(long long)shifted.digits[i] : (long long)shifted.digits[i];
         }
     }
 
@@ -128,8 +128,9 @@ __device__ __noinline__ Scaled wide_total(const Sums& sums, u64 place, int expon
     const auto digit = [&](u32 i) { return top > i ? (u64)total.digits[top - 1 - i] : 0; };
     bool is_more = false;
     for (u32 i = 0; i + 4 < top; i++) is_more |= total.digits[i] != 0;
-    const Scaled found = round_number(digit(0) << 32 | digit(1), digit(2) << 32 | digit(3), is_more, 32 * ((int)top - 4) - LEAST);
-    return {is_negative ? -found.mantissa : found.mantissa, found.exponent};
+    const Scaled rounded = round_number(digit(0) << 32 | digit(1), digit(2) << 32 | digit(3), is_more,
+                                        32 * ((int)top - 4) - LEAST);
+    return {is_negative ? -rounded.mantissa : rounded.mantissa, rounded.exponent};
 }
 
 // The total of steps and parts, rounded once.
@@ -145,8 +146,8 @@ __device__ __forceinline__ Scaled total_of(const Sums& sums, u64 place, int expo
         high += (u64)(parts >> 63) + (low < (u64)parts ? 1 : 0);
         const bool is_negative = high >> 63 != 0;
         if (is_negative) low = 0 - low, high = ~high + (low == 0 ? 1 : 0);
-        const Scaled found = round_number(high, low, false, exponent - (int)bits);
-        return {is_negative ? -found.mantissa : found.mantissa, found.exponent};
+        const Scaled rounded = round_number(high, low, false, exponent - (int)bits);
+        return {is_negative ? -rounded.mantissa : rounded.mantissa, rounded.exponent};
     }
 }
 

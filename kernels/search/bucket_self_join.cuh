@@ -32,10 +32,10 @@ __device__ __noinline__ void insert(Entry* list, u32 k, Entry entry) {
     list[at] = entry;
 }
 
-// `rows` and `own` belong to one table, `lists` has k entries per row. `compared`, which may be null, counts
+// `rows` and `home_buckets` belong to one table, `lists` has k entries per row. `compared`, which may be null, counts
 // the rows that each row is compared with.
 extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
-    const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ own,
+    const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ home_buckets,
     const u32* __restrict__ left_out, Entry* lists, u64* __restrict__ compared, JoinRange join) {
     constexpr u32 ALL = 0xffffffffu;
     const u32 lane = threadIdx.x % LANES;
@@ -43,7 +43,7 @@ extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
     const u32 row = place < join.end ? rows[place] : 0;
     bool is_there = place < join.end && !(left_out && left_out[row / 32] >> (row % 32) & 1);
     uint2 bucket = make_uint2(0, 0);
-    if (is_there) bucket = own[row];
+    if (is_there) bucket = home_buckets[row];
     const u32 size = bucket.y - bucket.x;
     is_there = is_there && size > join.from;
     const u32 begin = bucket.x + join.from;
@@ -89,7 +89,7 @@ extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
         }
     }
     if (!compared) return;
-    for (u32 apart = 1; apart < LANES; apart *= 2) count += __shfl_xor_sync(ALL, count, apart);
+    for (u32 stride = 1; stride < LANES; stride *= 2) count += __shfl_xor_sync(ALL, count, stride);
     if (is_there && lane == 0) compared[row] += count;
 }
 
@@ -97,11 +97,11 @@ extern "C" __global__ __launch_bounds__(JOINING) void join_buckets(
 // if `compared` is null. A thread per query.
 extern "C" __global__ __launch_bounds__(256) void add_visits(
     const uint2* __restrict__ ranges, const u64* __restrict__ compared, u64* __restrict__ work,
-    OwnRows own, u32 queries, u32 table_rows, u32 tables) {
+    SelfRows self_rows, u32 queries, u32 table_rows, u32 tables) {
     const u64 query = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 all[2] = {0, 0};
     if (query < queries) {
-        const u32 row = own.of((u32)query);
+        const u32 row = self_rows.of((u32)query);
         for (u32 table = 0; table < tables; table++) {
             const uint2 range = ranges[(u64)table * table_rows + row];
             const u32 size = range.y - range.x;
@@ -112,8 +112,8 @@ extern "C" __global__ __launch_bounds__(256) void add_visits(
     }
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
-        for (u32 apart = 16; apart > 0; apart /= 2) {
-            all[i] += __shfl_xor_sync(0xffffffffu, all[i], apart);
+        for (u32 stride = 16; stride > 0; stride /= 2) {
+            all[i] += __shfl_xor_sync(0xffffffffu, all[i], stride);
         }
         if (Warp::rank() == 0 && all[i] > 0) atomicAdd(&work[i], all[i]);
     }
@@ -122,56 +122,56 @@ extern "C" __global__ __launch_bounds__(256) void add_visits(
 // Copies the lists of the base rows that are the queries: a thread per rank and query. `counts` gets the
 // length of each list.
 extern "C" __global__ __launch_bounds__(256) void take_lists(
-    const Entry* __restrict__ lists, u32* __restrict__ found, Real* __restrict__ distances,
-    u32* __restrict__ counts, OwnRows own, u32 queries, u32 k) {
+    const Entry* __restrict__ lists, u32* __restrict__ rows, Real* __restrict__ distances,
+    u32* __restrict__ counts, SelfRows self_rows, u32 queries, u32 k) {
     const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= (u64)queries * k) return;
     const u32 query = (u32)(at / k), rank = (u32)(at % k);
-    const Entry* list = lists + (u64)own.of(query) * k;
+    const Entry* list = lists + (u64)self_rows.of(query) * k;
     if (list[rank].is_none()) return;
-    found[at] = list[rank].number();
+    rows[at] = list[rank].number();
     distances[at] = list[rank].distance();
     if (rank + 1 == k || list[rank + 1].is_none()) counts[query] = rank + 1;
 }
 
-// The first position of each list once lists are contiguous, and the end of the last, also in `all_kept`. A
+// The first position of each list once lists are contiguous, and the end of the last, also in `total`. A
 // block sums its own lengths and all before them.
 extern "C" __global__ __launch_bounds__(1024) void add_up_lists(
-    const u32* __restrict__ counts, u64* __restrict__ starts, u64* all_kept, u32 queries) {
-    constexpr u32 OWN = 4;
+    const u32* __restrict__ counts, u64* __restrict__ starts, u64* total, u32 queries) {
+    constexpr u32 PER_THREAD = 4;
     __shared__ u64 of_warps[32];
-    const u32 begin = blockIdx.x * blockDim.x * OWN, first = begin + threadIdx.x * OWN;
+    const u32 begin = blockIdx.x * blockDim.x * PER_THREAD, first = begin + threadIdx.x * PER_THREAD;
     u64 before = 0;
     for (u32 i = threadIdx.x; i < begin; i += blockDim.x) before += counts[i];
-    for (u32 apart = 16; apart > 0; apart /= 2) before += __shfl_xor_sync(0xffffffffu, before, apart);
+    for (u32 stride = 16; stride > 0; stride /= 2) before += __shfl_xor_sync(0xffffffffu, before, stride);
     if (Warp::rank() == 0) of_warps[threadIdx.x / 32] = before;
-    u32 own[OWN], sum = 0, all;
+    u32 lengths[PER_THREAD], sum = 0, all;
 #pragma unroll
-    for (u32 i = 0; i < OWN; i++) {
-        own[i] = first + i < queries ? counts[first + i] : 0;
-        sum += own[i];
+    for (u32 i = 0; i < PER_THREAD; i++) {
+        lengths[i] = first + i < queries ? counts[first + i] : 0;
+        sum += lengths[i];
     }
     u64 place = sum_before(sum, all);
     for (u32 warp = 0; warp < blockDim.x / 32; warp++) place += of_warps[warp];
 #pragma unroll
-    for (u32 i = 0; i < OWN; i++) {
+    for (u32 i = 0; i < PER_THREAD; i++) {
         if (first + i <= queries) starts[first + i] = place;
-        if (first + i == queries) *all_kept = place;
-        place += own[i];
+        if (first + i == queries) *total = place;
+        place += lengths[i];
     }
 }
 
 // Makes lists of up to k neighbours contiguous: list i is moved to starts[i] .. starts[i + 1]. A thread per
 // rank and query.
 extern "C" __global__ __launch_bounds__(256) void close_gaps(
-    const u32* __restrict__ found, const Real* __restrict__ distances,
-    const u64* __restrict__ starts, u32* __restrict__ found_there, Real* __restrict__ distances_there,
+    const u32* __restrict__ rows, const Real* __restrict__ distances,
+    const u64* __restrict__ starts, u32* __restrict__ rows_there, Real* __restrict__ distances_there,
     u32 queries, u32 k) {
     const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= (u64)queries * k) return;
     const u32 query = (u32)(at / k), rank = (u32)(at % k);
     const u64 start = starts[query];
     if (rank >= starts[query + 1] - start) return;
-    found_there[start + rank] = found[at];
+    rows_there[start + rank] = rows[at];
     distances_there[start + rank] = distances[at];
 }

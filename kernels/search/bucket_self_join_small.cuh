@@ -76,7 +76,7 @@ __device__ __forceinline__ void copy_row(const Scalar* __restrict__ from, char* 
 }
 
 // The distance to a row in shared memory, summed in the order of elements.
-__device__ __forceinline__ Real distance_to(const Vector16 (&own)[STAGED_BYTES / 16], const char* staged) {
+__device__ __forceinline__ Real distance_to(const Vector16 (&of_row)[STAGED_BYTES / 16], const char* staged) {
     Total total = 0;
     Bits bits = {0, 0};
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ Real distance_to(const Vector16 (&own)[STAGED_BYTES /
 #pragma unroll
         for (u32 i = 0; i < SCALARS; i++) {
             if (vector * SCALARS + i >= SMALL_DIM) continue;
-            Scalar q = own[vector].one[i];
+            Scalar q = of_row[vector].one[i];
             if constexpr (SUM == PRODUCTS) q = -q;
             total = Step<SUM>::of(q, other.one[i], total);
             if constexpr (SUM == SHARED_BITS) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ Real distance_to(const Vector16 (&own)[STAGED_BYTES /
 
 template <u32 K>
 __device__ __forceinline__ void join_small(
-    const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ own,
+    const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ home_buckets,
     const u32* __restrict__ left_out, Entry* lists, u64* __restrict__ compared, const JoinRange& join) {
     constexpr u32 ALL = 0xffffffffu;
     __shared__ __align__(16) char all_staged[JOINING * STAGED_BYTES];
@@ -114,16 +114,16 @@ __device__ __forceinline__ void join_small(
         row = rows[place];
         if (left_out && left_out[row / 32] >> (row % 32) & 1) row = NOBODY;
     }
-    const uint2 bucket = row == NOBODY ? make_uint2(0, 0) : own[row];
+    const uint2 bucket = row == NOBODY ? make_uint2(0, 0) : home_buckets[row];
     const u32 size = bucket.y - bucket.x;
     const bool is_there = size > join.from;
     const u32 begin = bucket.x + join.from;
     const u32 end = is_there ? bucket.x + min(size, join.from + join.count) : begin;
     u32 low = is_there ? begin : NOBODY, high = is_there ? end : 0;
 #pragma unroll
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        low = min(low, __shfl_xor_sync(ALL, low, apart));
-        high = max(high, __shfl_xor_sync(ALL, high, apart));
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        low = min(low, __shfl_xor_sync(ALL, low, stride));
+        high = max(high, __shfl_xor_sync(ALL, high, stride));
     }
     if (low >= high) return;
     Entry* list = lists + (u64)row * join.k;
@@ -177,12 +177,12 @@ __device__ __forceinline__ void join_small(
 
 // The same as `join_buckets` for up to 8 neighbours, and up to 16.
 extern "C" __global__ __launch_bounds__(JOINING) void join_for_8(
-    const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ own,
+    const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ home_buckets,
     const u32* __restrict__ left_out, Entry* lists, u64* __restrict__ compared, JoinRange join) {
-    if constexpr (DIM > 0) join_small<8>(base, rows, own, left_out, lists, compared, join);
+    if constexpr (DIM > 0) join_small<8>(base, rows, home_buckets, left_out, lists, compared, join);
 }
 extern "C" __global__ __launch_bounds__(JOINING) void join_for_16(
-    const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ own,
+    const Scalar* __restrict__ base, const u32* __restrict__ rows, const uint2* __restrict__ home_buckets,
     const u32* __restrict__ left_out, Entry* lists, u64* __restrict__ compared, JoinRange join) {
-    if constexpr (DIM > 0) join_small<16>(base, rows, own, left_out, lists, compared, join);
+    if constexpr (DIM > 0) join_small<16>(base, rows, home_buckets, left_out, lists, compared, join);
 }

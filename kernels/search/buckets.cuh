@@ -12,7 +12,7 @@ constexpr u32 NOBODY = 0xffffffffu;
 
 // The base rows that are the queries: those in `listed`, or `first` and its successors; `first` is NOBODY if
 // queries are not base rows. The same struct as in src/device/cuda/search/launch_buckets.rs.
-struct OwnRows {
+struct SelfRows {
     const u32* listed;
     u32 first;
     u32 padding;
@@ -33,9 +33,9 @@ struct BucketSearch {
     u32 dim;         // elements in a row
     u32 k;           // neighbours per query
     u32 slots;       // entries of a warp in shared memory, a power of two of at least k + 32
-    u32 is_own;      // whether queries probe their own buckets
+    u32 is_home;     // whether queries probe their home buckets
     u32 probes;      // buckets per query and table, if that number is the same for all
-    OwnRows own;     // the base rows that are the queries
+    SelfRows self_rows;  // the base rows that are the queries
 };
 
 // The distances from a query to `N` rows, each summed in the order of its elements. `N` independent sums hide
@@ -104,7 +104,7 @@ __device__ __forceinline__ u32 table_of(const u32* __restrict__ starts, u32 tabl
 extern "C" __global__ void find_own_buckets(const u32* __restrict__ rows,
                                             const u32* __restrict__ buckets,
                                             const u64* __restrict__ first_bucket,
-                                            uint2* __restrict__ own, u32 table_rows, u32 tables) {
+                                            uint2* __restrict__ home_buckets, u32 table_rows, u32 tables) {
     const u32 place = blockIdx.x * blockDim.x + threadIdx.x;
     if (place >= table_rows) return;
     for (u32 table = blockIdx.y; table < tables; table += gridDim.y) {
@@ -121,7 +121,7 @@ extern "C" __global__ void find_own_buckets(const u32* __restrict__ rows,
         }
         const u32 start = starts[low], end = low + 1 < count ? starts[low + 1] : table_rows;
         const u64 of_table = (u64)table * table_rows;
-        own[of_table + rows[of_table + place]] = make_uint2(start, end - start == 1 ? start : end);
+        home_buckets[of_table + rows[of_table + place]] = make_uint2(start, end - start == 1 ? start : end);
     }
 }
 
@@ -136,26 +136,26 @@ __device__ __forceinline__ u64 visit_rows(const BucketSearch& search, u32 query,
     constexpr u32 ALL = 0xffffffffu;
     const u32 lane = Warp::rank();
     const u64 first_table = (u64)query * search.tables;
-    const u32* own_starts = starts + first_table;
-    const u64 begin = starts ? own_starts[0] : first_table * search.probes;
-    const u64 end = starts ? own_starts[search.tables] : begin + search.tables * search.probes;
+    const u32* query_starts = starts + first_table;
+    const u64 begin = starts ? query_starts[0] : first_table * search.probes;
+    const u64 end = starts ? query_starts[search.tables] : begin + search.tables * search.probes;
     u64 visited = 0;
     for (u64 chunk = begin; chunk < end; chunk += 32) {
         const u64 bucket = chunk + lane;
         u32 size = 0;
         u64 place = 0;
         if (bucket < end) {
-            const u32 table = starts ? table_of(own_starts, search.tables, (u32)bucket)
+            const u32 table = starts ? table_of(query_starts, search.tables, (u32)bucket)
                                      : (u32)(bucket - begin) / search.probes;
-            const uint2 range = ranges[search.is_own ? table * search.table_rows + itself : bucket];
+            const uint2 range = ranges[search.is_home ? table * search.table_rows + itself : bucket];
             size = range.y - range.x;
             place = table * search.table_rows + range.x;
         }
         u32 sum = size;  // inclusive prefix sum of bucket sizes
 #pragma unroll
-        for (u32 apart = 1; apart < 32; apart *= 2) {
-            const u32 before = __shfl_up_sync(ALL, sum, apart);
-            if (lane >= apart) sum += before;
+        for (u32 stride = 1; stride < 32; stride *= 2) {
+            const u32 before = __shfl_up_sync(ALL, sum, stride);
+            if (lane >= stride) sum += before;
         }
         const u32 count = __shfl_sync(ALL, sum, 31);
         visited += count;
@@ -182,7 +182,7 @@ extern "C" __global__ void nearest_in_buckets(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
     const u32* __restrict__ rows, const uint2* __restrict__ ranges,
     const u32* __restrict__ starts, const u32* __restrict__ left_out, u32* __restrict__ seen,
-    u32* __restrict__ found,
+    u32* __restrict__ nearest,
     Real* __restrict__ distances, u32* __restrict__ counts, u64* __restrict__ work,
     BucketSearch search) {
     constexpr u32 ALL = 0xffffffffu;
@@ -194,8 +194,8 @@ extern "C" __global__ void nearest_in_buckets(
     for (u64 at = (u64)search.first + worker; at < search.end; at += (u64)gridDim.x * warps) {
         const u32 query = (u32)at;
         const Scalar* of_query = queries + (u64)query * search.dim;
-        const u32 itself = search.own.of(query);
-        u32 kept = 0;
+        const u32 itself = search.self_rows.of(query);
+        u32 filled = 0;
         Entry worst = Entry::none();
         const auto compare = [&](u32 row, bool is_there) {
             bool is_new = is_there && row != itself;
@@ -215,12 +215,12 @@ extern "C" __global__ void nearest_in_buckets(
             const bool is_near = is_new && entry < worst;
             const u32 near = __ballot_sync(ALL, is_near);
             if (near == 0) return;
-            if (is_near) entries[kept + __popc(near & ((1u << lane) - 1))] = entry;
-            kept += __popc(near);
-            if (kept + 32 > search.slots) {
-                sort<Warp>(entries, kept);
-                kept = min(kept, search.k);
-                if (kept == search.k) worst = entries[kept - 1];
+            if (is_near) entries[filled + __popc(near & ((1u << lane) - 1))] = entry;
+            filled += __popc(near);
+            if (filled + 32 > search.slots) {
+                sort<Warp>(entries, filled);
+                filled = min(filled, search.k);
+                if (filled == search.k) worst = entries[filled - 1];
                 Warp::sync();
             }
         };
@@ -230,17 +230,17 @@ extern "C" __global__ void nearest_in_buckets(
             if (is_there) bits[row / 32] = 0;
         };
         visit_rows(search, query, itself, rows, ranges, starts, forget);
-        sort<Warp>(entries, kept);
-        kept = min(kept, search.k);
-        for (u32 i = lane; i < kept; i += 32) {
-            found[(u64)query * search.k + i] = entries[i].number();
+        sort<Warp>(entries, filled);
+        filled = min(filled, search.k);
+        for (u32 i = lane; i < filled; i += 32) {
+            nearest[(u64)query * search.k + i] = entries[i].number();
             distances[(u64)query * search.k + i] = entries[i].distance();
         }
-        if (lane == 0) counts[query] = kept;
+        if (lane == 0) counts[query] = filled;
         Warp::sync();
     }
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        compared += __shfl_xor_sync(ALL, compared, apart);
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        compared += __shfl_xor_sync(ALL, compared, stride);
     }
     if (lane == 0 && visited > 0) {
         atomicAdd(&work[0], visited);

@@ -40,8 +40,8 @@ __device__ __forceinline__ double coordinate(double value, double mean, double i
 // Adds a pair of coordinates to the sum of the definition.
 __device__ __forceinline__ double add_exactly(double sum, double q, double x) {
     if constexpr (SUM == PRODUCTS) return add(sum, -multiply(q, x));
-    const double apart = add(q, -x);
-    return add(sum, SUM == ABSOLUTE ? magnitude(apart) : multiply(apart, apart));
+    const double difference = add(q, -x);
+    return add(sum, SUM == ABSOLUTE ? magnitude(difference) : multiply(difference, difference));
 }
 
 // The step from a sum to its distance. The same numbers as in src/device/cuda/search/launch_exact.rs.
@@ -63,7 +63,7 @@ extern "C" __global__ __launch_bounds__(MEASURING) void measure_lists(Side queri
                                                                       u32 per_list, u32 slots,
                                                                       u32 outcome) {
     if constexpr (ELEMENT == F32) {
-        __shared__ double asked[MEASURING / 32][32][33];
+        __shared__ double staged_queries[MEASURING / 32][32][33];
         __shared__ float listed[MEASURING / 32][32][33];
         const u32 entry = blockIdx.x * MEASURING + threadIdx.x;
         const u32 lane = Warp::rank(), warp = threadIdx.x / 32;
@@ -93,7 +93,7 @@ extern "C" __global__ __launch_bounds__(MEASURING) void measure_lists(Side queri
                 if (queries.directions) {
                     x = coordinate(x, queries.directions[2 * (u64)q], queries.directions[2 * (u64)q + 1]);
                 }
-                asked[warp][q - first_query][lane] = x;
+                staged_queries[warp][q - first_query][lane] = x;
             }
 #pragma unroll 8
             for (u32 other = 0; other < 32; other++) {
@@ -104,7 +104,7 @@ extern "C" __global__ __launch_bounds__(MEASURING) void measure_lists(Side queri
             for (u32 d = 0; d < width; d++) {
                 double x = listed[warp][lane][d];
                 if (base.directions) x = coordinate(x, mean, inverse);
-                sum = add_exactly(sum, asked[warp][query - first_query][d], x);
+                sum = add_exactly(sum, staged_queries[warp][query - first_query][d], x);
             }
             Warp::sync();
         }

@@ -80,7 +80,7 @@ struct Pass {
     u32 k;            // neighbours per list
     u32 slots;        // entries per query, a power of two: k neighbours, then candidates
     u32 dense;        // candidates per query, if every pair of the pass is a candidate; otherwise 0
-    u32 wanted;       // of a list's neighbours, those that matter at any distance; 0: all
+    u32 enough;       // of a list's neighbours, those that matter at any distance; 0: all
     float root;       // how much farther other neighbours may be: see `last_that_matters`
     float factor;
     float absolute;
@@ -88,15 +88,15 @@ struct Pass {
 
 // Whether only some neighbours of a full list matter at any distance.
 __device__ __forceinline__ bool is_limited(const Pass& pass) {
-    return sizeof(Real) == 4 && 0 < pass.wanted && pass.wanted < pass.k;
+    return sizeof(Real) == 4 && 0 < pass.enough && pass.enough < pass.k;
 }
 
-// The last entry that matters, given the last entry of a list and the last one wanted at any distance:
+// The last entry that matters, given the last entry of a list and the last of its `enough` nearest:
 // `EnoughLimits` in src/device/cpu/search/sink.rs, rounded up.
-__device__ __forceinline__ Entry last_that_matters(const Pass& pass, Entry last, Entry wanted) {
+__device__ __forceinline__ Entry last_that_matters(const Pass& pass, Entry last, Entry last_of_enough) {
     if constexpr (sizeof(Real) == 4) {
-        if (!is_limited(pass) || wanted.is_none()) return last;
-        float sum = wanted.distance();
+        if (!is_limited(pass) || last_of_enough.is_none()) return last;
+        float sum = last_of_enough.distance();
         if (pass.root > 0) {
             const float root = __fadd_ru(__fsqrt_ru(sum), pass.root);
             sum = __fmul_ru(root, root);
@@ -107,7 +107,7 @@ __device__ __forceinline__ Entry last_that_matters(const Pass& pass, Entry last,
     return last;
 }
 __device__ __forceinline__ Entry last_that_matters(const Pass& pass, const Entry* list) {
-    return last_that_matters(pass, list[pass.k - 1], list[is_limited(pass) ? pass.wanted - 1 : 0]);
+    return last_that_matters(pass, list[pass.k - 1], list[is_limited(pass) ? pass.enough - 1 : 0]);
 }
 
 __device__ __forceinline__ u32 panel_of_visit(const Pass& pass, u32 visit) {
@@ -118,8 +118,8 @@ __device__ __forceinline__ bool is_eligible(const Pass& pass, u32 query, u32 row
     return row < pass.rows && (u64)pass.first_base + row != pass.first_query + query;
 }
 
-// Whether a launch has work: if `wanted` is null or points to a nonzero word.
-__device__ __forceinline__ bool is_wanted(const u32* wanted) { return !wanted || *wanted; }
+// Whether a launch has work: if `flag` is null or points to a nonzero word.
+__device__ __forceinline__ bool has_work(const u32* flag) { return !flag || *flag; }
 
 // Sorts `count` entries ascending; `entries` has room for the next power of two.
 template <typename Group, typename Real>

@@ -5,24 +5,24 @@
 
 // Lowers the threshold of a list once it has all it needs: the next pass only offers pairs before the list's last
 // entry that matters.
-__device__ __forceinline__ void tighten(const Entry* list, const Pass& pass, Entry* worst, Reach* reach) {
+__device__ __forceinline__ void tighten(const Entry* list, const Pass& pass, Entry* worst, Threshold* threshold) {
     const Entry last = last_that_matters(pass, list);
     if (last.is_none() || !(last < *worst)) return;
     *worst = last;
-    *reach = reach_of(last.distance());
+    *threshold = threshold_of(last.distance());
 }
 
 // Empties lists. A thread per entry of `places` queries, padding included; padding has a threshold and no
 // list.
 extern "C" __global__ __launch_bounds__(256) void clear_lists(Entry* entries, Entry* worst,
-                                                              Reach* reach, u32* counts, u32 queries,
+                                                              Threshold* thresholds, u32* counts, u32 queries,
                                                               u32 places, u32 k, u32 slots) {
     const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, query = thread / k;
     const u32 i = (u32)(thread % k);
     if (query >= places) return;
     const bool is_padding = query >= queries;
     if (i == 0) {
-        reach[query] = is_padding ? reach_nothing() : reach_everything();
+        thresholds[query] = is_padding ? threshold_of_none() : threshold_of_all();
         worst[query] = Entry::none();
         counts[query] = 0;
     }
@@ -33,7 +33,7 @@ extern "C" __global__ __launch_bounds__(256) void clear_lists(Entry* entries, En
 struct Lists {
     Entry* entries;
     Entry* worst;
-    Reach* reach;
+    Threshold* thresholds;
     u32* counts;
     u32* overflowed;        // queries whose candidates overflow
     u32* overflowed_count;  // their number
@@ -64,49 +64,49 @@ __device__ __forceinline__ void merge_in(Entry* work, const Lists& lists, const 
     for (u32 i = Group::rank(); i < pass.k + count; i += Group::size()) work[i] = list[i];
     sort<Group>(work, pass.k + count);
     for (u32 i = Group::rank(); i < pass.k; i += Group::size()) list[i] = work[i];
-    if (Group::rank() == 0) tighten(work, pass, lists.worst + query, lists.reach + query);
+    if (Group::rank() == 0) tighten(work, pass, lists.worst + query, lists.thresholds + query);
 }
 
 // Merges queries from `first` to `end`, one warp per query. Shared memory: `slots` entries per warp.
 extern "C" __global__ __launch_bounds__(256) void merge_by_warp(Entry* entries, Entry* worst,
-                                                                Reach* reach, u32* counts,
+                                                                Threshold* thresholds, u32* counts,
                                                                 u32* overflowed, u32* overflowed_count,
                                                                 Pass pass, u32 first, u32 end,
-                                                                const u32* wanted) {
-    if (!is_wanted(wanted)) return;
+                                                                const u32* flag) {
+    if (!has_work(flag)) return;
     const u32 warp = threadIdx.x / 32;
     const u32 query = first + blockIdx.x * (blockDim.x / 32) + warp;
     if (query >= end) return;
     merge_in<Warp>((Entry*)shared + warp * pass.slots,
-                   {entries, worst, reach, counts, overflowed, overflowed_count}, pass, query);
+                   {entries, worst, thresholds, counts, overflowed, overflowed_count}, pass, query);
 }
 
 // Merges queries from `first` on, one block per query. Shared memory: `slots` entries.
 extern "C" __global__ __launch_bounds__(512) void merge_by_block(Entry* entries, Entry* worst,
-                                                                 Reach* reach, u32* counts,
+                                                                 Threshold* thresholds, u32* counts,
                                                                  u32* overflowed, u32* overflowed_count,
                                                                  Pass pass, u32 first, u32 end,
-                                                                 const u32* wanted) {
-    if (!is_wanted(wanted)) return;
-    merge_in<Block>((Entry*)shared, {entries, worst, reach, counts, overflowed, overflowed_count}, pass,
+                                                                 const u32* flag) {
+    if (!has_work(flag)) return;
+    merge_in<Block>((Entry*)shared, {entries, worst, thresholds, counts, overflowed, overflowed_count}, pass,
                     first + blockIdx.x);
 }
 
 // Merges queries from `first` on, one block per query, sorting in global memory: for lists too large for
 // shared memory.
 extern "C" __global__ __launch_bounds__(1024) void merge_in_place(Entry* entries, Entry* worst,
-                                                                  Reach* reach, u32* counts,
+                                                                  Threshold* thresholds, u32* counts,
                                                                   u32* overflowed, u32* overflowed_count,
                                                                   Pass pass, u32 first, u32 end,
-                                                                  const u32* wanted) {
-    if (!is_wanted(wanted)) return;
+                                                                  const u32* flag) {
+    if (!has_work(flag)) return;
     const u32 query = first + blockIdx.x;
     const u32 count = take_candidates<Block>(
-        {entries, worst, reach, counts, overflowed, overflowed_count}, pass, query);
+        {entries, worst, thresholds, counts, overflowed, overflowed_count}, pass, query);
     if (count == 0) return;
     Entry* list = entries + (u64)query * pass.slots;
     sort<Block>(list, pass.k + count);
-    if (threadIdx.x == 0) tighten(list, pass, worst + query, reach + query);
+    if (threadIdx.x == 0) tighten(list, pass, worst + query, thresholds + query);
 }
 
 // The entry of one pair, summed in the order of the scan.
@@ -130,40 +130,40 @@ __device__ Entry entry_of_pair(const Scalar* query, const Scalar* row, u32 dim, 
 // of rows.
 extern "C" __global__ __launch_bounds__(PANEL) void search_again(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base, Entry* entries,
-    Entry* worst, Reach* reach, const u32* overflowed, const u32* overflowed_count, u64* redone,
+    Entry* worst, Threshold* thresholds, const u32* overflowed, const u32* overflowed_count, u64* redone,
     Pass pass) {
-    __shared__ u32 found;
+    __shared__ u32 appended;
     const u32 total = *overflowed_count;
     const u32 room = pass.slots - pass.k - PANEL;
     for (u32 entry = blockIdx.x; entry < total; entry += gridDim.x) {
         const u32 query = overflowed[entry];
-        const Scalar* asked =
+        const Scalar* of_query =
             queries + (u64)(query / PANEL) * pass.dim * PANEL + query % PANEL;
         Entry* list = entries + (u64)query * pass.slots;
         Entry last = worst[query];
-        if (threadIdx.x == 0) found = 0;
+        if (threadIdx.x == 0) appended = 0;
         __syncthreads();
         for (u32 visit = pass.begin; visit < pass.end; ++visit) {
             const u32 panel = panel_of_visit(pass, visit);
             const u32 row = base_row(panel, threadIdx.x, pass.panels);
             if (is_eligible(pass, query, row)) {
                 const Entry entry = entry_of_pair(
-                    asked, base + (u64)panel * pass.dim * PANEL + threadIdx.x, pass.dim,
+                    of_query, base + (u64)panel * pass.dim * PANEL + threadIdx.x, pass.dim,
                     pass.first_base + row);
-                if (entry < last) list[pass.k + atomicAdd(&found, 1u)] = entry;
+                if (entry < last) list[pass.k + atomicAdd(&appended, 1u)] = entry;
             }
             __syncthreads();
-            const u32 count = found;
+            const u32 count = appended;
             __syncthreads();
             if (count <= room && visit + 1 < pass.end) continue;
             sort<Block>(list, pass.k + count);
             const Entry bound = last_that_matters(pass, list);
             if (bound < last) last = bound;
-            if (threadIdx.x == 0) found = 0;
+            if (threadIdx.x == 0) appended = 0;
             __syncthreads();
         }
         if (threadIdx.x == 0) {
-            tighten(list, pass, worst + query, reach + query);
+            tighten(list, pass, worst + query, thresholds + query);
             if (pass.begin == pass.start) atomicAdd(redone, 1ull);
         }
         __syncthreads();
@@ -181,18 +181,18 @@ extern "C" __global__ __launch_bounds__(128) void lengthen_lists(Entry* entries,
 // Finds the lists whose threshold was too low: those with free entries, if they may lack a row that matters. They
 // are emptied and recorded in `overflowed`. A thread per query.
 extern "C" __global__ __launch_bounds__(128) void find_short(Entry* entries, Entry* worst,
-                                                             Reach* reach, u32* overflowed,
+                                                             Threshold* thresholds, u32* overflowed,
                                                              u32* overflowed_count, Pass pass) {
     const u32 query = blockIdx.x * blockDim.x + threadIdx.x;
     if (query >= pass.queries) return;
     Entry* list = entries + (u64)query * pass.slots;
     if (!list[pass.k - 1].is_none()) return;
     // Rows outside the list are not before the entry in `worst`.
-    const bool is_limited_list = is_limited(pass) && !list[pass.wanted - 1].is_none();
+    const bool is_limited_list = is_limited(pass) && !list[pass.enough - 1].is_none();
     if (is_limited_list && !(worst[query] < last_that_matters(pass, list))) return;
     for (u32 i = 0; i < pass.k; ++i) list[i] = Entry::none();
     worst[query] = Entry::none();
-    reach[query] = reach_everything();
+    thresholds[query] = threshold_of_all();
     overflowed[atomicAdd(overflowed_count, 1u)] = query;
 }
 

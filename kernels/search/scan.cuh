@@ -1,7 +1,7 @@
 // The scan: all pairs of a query panel with some base panels. Sums stay in registers; only pairs within their
 // query's threshold are offered to the sink.
 //
-// A sink consumes these pairs. It has `reach(query)`, the threshold, and `offer(pass, query, row, distance)`;
+// A sink consumes these pairs. It has `threshold(query)`, `offer(pass, query, row, distance)`,
 // and `offer_dense`, for passes in which every pair is a candidate.
 
 #include "common/copy.cuh"
@@ -101,17 +101,17 @@ struct Tile {
     __device__ __forceinline__ Bits bits(u32 q, u32 x) const { return {query_bits[q], row_bits[x]}; }
 
     // Whether any pair of this query may be within the threshold.
-    __device__ __forceinline__ bool any_within(u32 q, Reach reach) const {
+    __device__ __forceinline__ bool any_within(u32 q, Threshold threshold) const {
         if constexpr (SUM == SHARED_BITS || ELEMENT == F64) {
             bool any = false;
 #pragma unroll
-            for (u32 x = 0; x < ROWS; ++x) any |= within(totals[q][x], bits(q, x), reach);
+            for (u32 x = 0; x < ROWS; ++x) any |= within(totals[q][x], bits(q, x), threshold);
             return any;
         } else {
             Total smallest = totals[q][0];
 #pragma unroll
             for (u32 x = 1; x < ROWS; ++x) smallest = least(smallest, totals[q][x]);
-            return within(smallest, Bits(), reach);
+            return within(smallest, Bits(), threshold);
         }
     }
 
@@ -133,13 +133,13 @@ struct Tile {
 struct TopK {
     static const bool KEEPS_LEAST = false;
 
-    const Reach* reaches;
+    const Threshold* thresholds;
     const Entry* worst;
     u32* counts;
     Entry* entries;
 
     // The threshold of a query: pairs beyond it do not matter.
-    __device__ __forceinline__ Reach reach(u32 query) const { return reaches[query]; }
+    __device__ __forceinline__ Threshold threshold(u32 query) const { return thresholds[query]; }
 
     // In a dense pass every pair has a slot of its own, so no counter is needed.
     __device__ __forceinline__ void offer_dense(const Pass& pass, u32 query, u32 row, u32 slot,
@@ -166,7 +166,7 @@ struct TopK {
 // Offers one query's pairs. A loop that rotates the totals: unrolled, it would be 64 copies of a rarely taken
 // path.
 template <typename Sink>
-__device__ __forceinline__ void offer(Tile& tile, u32 q, Reach reach, u32 query, u32 panel,
+__device__ __forceinline__ void offer(Tile& tile, u32 q, Threshold threshold, u32 query, u32 panel,
                                       u32 slot, Place place, const Pass& pass, const Sink& sink) {
 #pragma unroll 1
     for (u32 x = 0; x < ROWS; ++x, tile.rotate(q)) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void offer(Tile& tile, u32 q, Reach reach, u32 query,
         const Bits bits = tile.bits(q, 0);
         if (pass.dense) {
             sink.offer_dense(pass, query, row, slot + lane, distance_of(tile.totals[q][0], bits));
-        } else if (within(tile.totals[q][0], bits, reach)) {
+        } else if (within(tile.totals[q][0], bits, threshold)) {
             sink.offer(pass, query, row, distance_of(tile.totals[q][0], bits));
         }
     }
@@ -183,13 +183,13 @@ __device__ __forceinline__ void offer(Tile& tile, u32 q, Reach reach, u32 query,
 
 // Examines a finished tile: one test for all its pairs, then one per query, then one per pair.
 template <typename Sink>
-__device__ __forceinline__ void examine(Tile& tile, const Reach* reaches, u32 first_query,
+__device__ __forceinline__ void examine(Tile& tile, const Threshold* thresholds, u32 first_query,
                                         u32 panel, u32 slot, Place place, const Pass& pass,
                                         const Sink& sink) {
     u32 hits = 0;
 #pragma unroll
     for (u32 q = 0; q < QUERIES; ++q) {
-        hits |= tile.any_within(q, reaches[place.query_lane(q)]) ? 1u << q : 0u;
+        hits |= tile.any_within(q, thresholds[place.query_lane(q)]) ? 1u << q : 0u;
     }
     if (pass.dense) hits = ~0u;
     if (hits == 0) return;
@@ -197,7 +197,7 @@ __device__ __forceinline__ void examine(Tile& tile, const Reach* reaches, u32 fi
     for (u32 q = 0; q < QUERIES; ++q) {
         const u32 query = first_query + place.query_lane(q);
         if ((hits >> q & 1) && query < pass.queries) {
-            offer(tile, q, reaches[place.query_lane(q)], query, panel, slot, place, pass, sink);
+            offer(tile, q, thresholds[place.query_lane(q)], query, panel, slot, place, pass, sink);
         }
     }
 }
@@ -235,7 +235,7 @@ struct Walk {
 // Block (p, s) compares query panel p with the panels of visits begin + s, begin + s + gridDim.y, …;
 // blocks that run together share base panels, which then come from L2.
 //
-// Shared: the reaches of the panel, then per stage SLICE x 128 base elements, then the queries: the
+// Shared: the thresholds of the panel, then per stage SLICE x 128 base elements, then the queries: the
 // whole panel if RESIDENT, else the same slice per stage. Two stages: while one is summed, the other
 // is filled. One barrier per slice is enough: the stage filled after it was last read before it.
 // Sums: elements in ascending order, one thread per pair. In one piece, because it is a
@@ -243,8 +243,8 @@ struct Walk {
 template <typename Sink>
 __device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__ queries,
                                           const Scalar* __restrict__ base, const Pass& pass) {
-    Reach* reaches = (Reach*)shared;
-    Scalar* base_stages = (Scalar*)(reaches + PANEL);
+    Threshold* thresholds = (Threshold*)shared;
+    Scalar* base_stages = (Scalar*)(thresholds + PANEL);
     Scalar* query_stages = base_stages + 2 * SLICE_SCALARS;
     const u32 dim = RESIDENT ? DIM : pass.dim;
     const u32 first_query = blockIdx.x * PANEL;
@@ -264,7 +264,7 @@ __device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__
     if (now.is_over(pass)) return;
     Walk next = now;
     for (u32 i = threadIdx.x; i < PANEL; i += SCAN_THREADS) {
-        reaches[i] = sink.reach(first_query + i);
+        thresholds[i] = sink.threshold(first_query + i);
     }
     if (RESIDENT) stage(query_stages, query_panel, SLICE);
     fill(next, 0);
@@ -277,20 +277,20 @@ __device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__
         if (!next.is_over(pass)) fill(next, stage_index ^ 1);
 
         const Scalar* rows = base_stages + stage_index * SLICE_SCALARS;
-        const Scalar* asked = query_stages + (RESIDENT ? 0 : stage_index * SLICE_SCALARS);
+        const Scalar* query_slice = query_stages + (RESIDENT ? 0 : stage_index * SLICE_SCALARS);
         const u32 scalars = now.dims(dim) * PANEL;
 #pragma unroll 1
         for (u32 group = 0; group < scalars; group += GROUP * PANEL) {
 #pragma unroll
             for (u32 d = 0; d < GROUP * PANEL; d += PANEL) {
-                tile.step(asked + group + d, rows + group + d, place);
+                tile.step(query_slice + group + d, rows + group + d, place);
             }
         }
         if (now.ends_panel(dim)) {
             if constexpr (Sink::KEEPS_LEAST) {
                 sink.keep_least(tile, first_query, now.panel, place, pass);
             } else {
-                examine(tile, reaches, first_query, now.panel, (now.visit - pass.start) * PANEL,
+                examine(tile, thresholds, first_query, now.panel, (now.visit - pass.start) * PANEL,
                         place, pass, sink);
             }
             tile.clear();
@@ -301,9 +301,9 @@ __device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__
 
 extern "C" __global__ __launch_bounds__(SCAN_THREADS, SCAN_BLOCKS_PER_SM) void scan(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
-    const Reach* __restrict__ reach, const Entry* __restrict__ worst, u32* counts, Entry* entries,
-    Pass pass, const u32* wanted) {
-    if (!is_wanted(wanted)) return;
-    TopK sink = {reach, worst, counts, entries};
+    const Threshold* __restrict__ thresholds, const Entry* __restrict__ worst, u32* counts, Entry* entries,
+    Pass pass, const u32* flag) {
+    if (!has_work(flag)) return;
+    TopK sink = {thresholds, worst, counts, entries};
     scan_into(sink, queries, base, pass);
 }

@@ -53,8 +53,8 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void round_to_words(Seedin
             const double steps = multiply(add(x, -bounds.centre[j]), bounds.inverse);
             const double whole = fmin(fmax(rint(steps), -127.0), 127.0);
             const int number = (int)whole;
-            const double apart = add(steps, -whole);
-            left = fused(apart, apart, left);
+            const double difference = add(steps, -whole);
+            left = fused(difference, difference, left);
             length = fused(steps, steps, length);
             from_origin = fused(x, x, from_origin);
             square += number * number;
@@ -100,7 +100,7 @@ __device__ __forceinline__ float rounded_up(double x) { return __double2float_ru
 __device__ __forceinline__ float steps_of(const Slack& slack, Real cost, float residual) {
     float square;
     if constexpr (SUM == PRODUCTS) {
-        square = fmaxf(__fmaf_ru(2.0f, rounded_up(reach_of(cost)), slack.squares), 0.0f);
+        square = fmaxf(__fmaf_ru(2.0f, rounded_up(threshold_of(cost)), slack.squares), 0.0f);
     } else {
         square = __fmaf_ru(rounded_up(cost), slack.factor, slack.absolute);
     }
@@ -127,10 +127,10 @@ __device__ __forceinline__ Real distance_between(const Scalar* a, const Scalar* 
 }
 
 // Lists the pairs of 32 rows from `start` on and 8 candidates from `first` on that the bounds do not decide.
-// `reach` and `square` belong to a lane's row.
+// `radius` and `square` belong to a lane's row.
 __device__ __forceinline__ void list_pairs(const Seeding& seeding, const Bounds& bounds, const u32* candidates,
                                            const int* squares, const float* residuals, u32 first, u32 drawn,
-                                           u32 start, u32 block_start, float reach, int square, u32* count,
+                                           u32 start, u32 block_start, float radius, int square, u32* count,
                                            u32* pairs) {
     const u32 lane = Warp::rank();
     __syncwarp();
@@ -150,10 +150,10 @@ __device__ __forceinline__ void list_pairs(const Seeding& seeding, const Bounds&
 #pragma unroll
         for (u32 part = 0; part < 4; part++) {
             const u32 row = part * 8 + lane / 4;
-            const float most = __fadd_ru(__shfl_sync(0xffffffff, reach, row), residual);
-            const int apart = __shfl_sync(0xffffffff, square, row) + square_of_candidate -
-                              2 * sums[part / 2][part % 2 * 2 + i];
-            const bool is_decided = __fmul_ru(most, most) < __int2float_rd(apart);
+            const float most = __fadd_ru(__shfl_sync(0xffffffff, radius, row), residual);
+            const int squared_distance = __shfl_sync(0xffffffff, square, row) + square_of_candidate -
+                                         2 * sums[part / 2][part % 2 * 2 + i];
+            const bool is_decided = __fmul_ru(most, most) < __int2float_rd(squared_distance);
             if (is_decided || start + row >= seeding.count || candidate >= drawn) continue;
             pairs[atomicAdd(count, 1)] = (start - block_start + row) * 32 + candidate;
         }
@@ -164,7 +164,7 @@ __device__ __forceinline__ void list_pairs(const Seeding& seeding, const Bounds&
 // for each candidate and 32 more. A warp takes 32 of a block's rows at a time.
 extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bounds(
     Seeding seeding, Bounds bounds, u32 drawn) {
-    __shared__ Found found;
+    __shared__ PartialGains partial;
     __shared__ u32 listed[SEED_THREADS / 32], rows[MOST_CANDIDATES];
     __shared__ int squares[MOST_CANDIDATES];
     __shared__ float residuals[MOST_CANDIDATES];
@@ -172,7 +172,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
     const u32 padded = (drawn + 7) / 8 * 8, lane = Warp::rank(), warp = threadIdx.x / 32;
     u32* candidates = reinterpret_cast<u32*>(shared);
     u32* pairs = candidates + padded * CANDIDATE_STRIDE + warp * 32 * (drawn + 1);
-    clear(found);
+    clear(partial);
     if (lane == 0) listed[warp] = 0;
     for (u32 i = threadIdx.x; i < padded * ROW_WORDS; i += SEED_THREADS) {
         const u32 candidate = i / ROW_WORDS, word = i % ROW_WORDS;
@@ -186,9 +186,9 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
     }
     __syncthreads();
     const Slack slack = slack_of(seeding, bounds);
-    const Own own = own_rows(seeding);
-    pay(seeding, own);
-    const u32 first_row = own.first, end = own.end;
+    const BlockRows block = rows_of_block(seeding);
+    pay(seeding, block);
+    const u32 first_row = block.first, end = block.end;
     const Chosen chosen = chosen_last(seeding);
     for (u32 start = first_row + warp * 32; start < end; start += SEED_THREADS) {
         const u32 row = min(start + lane, end - 1);
@@ -201,10 +201,10 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
             if (before.lowered >> chosen.best & 1) seeding.costs[row] = cost;
             if (chosen.is_first || before.lowered != 0) seeding.lowered[row] = 0;
         }
-        const float reach = steps_of(slack, cost, bounds.residuals[row]);
+        const float radius = steps_of(slack, cost, bounds.residuals[row]);
         for (u32 first = 0; first < drawn; first += 8) {
             list_pairs(seeding, bounds, candidates, squares, residuals, first, drawn, start, first_row,
-                       reach, bounds.squares[row], &listed[warp], pairs);
+                       radius, bounds.squares[row], &listed[warp], pairs);
         }
         __syncwarp();
         u32 count = listed[warp];
@@ -218,7 +218,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
                                                        seeding.rows + (u64)row * DIM);
                 const Real cost = seeding.costs[row];
                 if (distance < cost) {
-                    add_gain(seeding, found.gains[pair / 32 / SHARE_ROWS][candidate], row, cost, distance);
+                    add_gain(seeding, partial.gains[pair / 32 / SHARE_ROWS][candidate], row, cost, distance);
                     seeding.distances[(u64)candidate * seeding.count + row] = distance;
                     atomicOr(&seeding.lowered[row], 1u << candidate);
                 }
@@ -229,5 +229,5 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
         if (lane == 0) listed[warp] = count;
         __syncwarp();
     }
-    finish(seeding, found, own, drawn);
+    finish(seeding, partial, block, drawn);
 }

@@ -22,10 +22,10 @@ __device__ __forceinline__ bool is_less(Wide a, Wide b) {
 
 // The inclusive prefix sum over the lanes of a warp.
 __device__ __forceinline__ Wide up_to_lane(Wide sum) {
-    for (u32 apart = 1; apart < 32; apart *= 2) {
-        const Wide before = {__shfl_up_sync(0xffffffff, sum.high, apart),
-                             __shfl_up_sync(0xffffffff, sum.low, apart)};
-        if (Warp::rank() >= apart) sum = plus(sum, before);
+    for (u32 stride = 1; stride < 32; stride *= 2) {
+        const Wide before = {__shfl_up_sync(0xffffffff, sum.high, stride),
+                             __shfl_up_sync(0xffffffff, sum.low, stride)};
+        if (Warp::rank() >= stride) sum = plus(sum, before);
     }
     return sum;
 }
@@ -49,7 +49,7 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
     if (state.stop != GOING_ON) return;
     const u32 lane = Warp::rank(), warp = threadIdx.x / 32;
     const u32 blocks = seeding.blocks, all_parts = parts_of(seeding.count);
-    const u32 own = (blocks + 1023) / 1024, first = min(threadIdx.x * own, blocks);
+    const u32 per_thread = (blocks + 1023) / 1024, first = min(threadIdx.x * per_thread, blocks);
     const u32 chosen = state.chosen + (state.compared > 0);
     const u64 random = warp < drawn && chosen < seeding.k ? seeding.random[(u64)(chosen - 1) * drawn + warp] : 0;
     const u32 best = state.compared > 0 ? best_candidate(seeding) : state.best;
@@ -60,7 +60,7 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
         return seeding.block_totals[block] - (is_owed ? seeding.block_taken[(u64)best * blocks + block] : 0);
     };
     Wide sum = {0, 0};
-    for (u32 i = first; i < min(first + own, blocks); i++) sum = plus(sum, {0, total_of(i)});
+    for (u32 i = first; i < min(first + per_thread, blocks); i++) sum = plus(sum, {0, total_of(i)});
     sum = up_to_lane(sum);
     if (lane == 31) of_warps[warp] = sum;
     __syncthreads();
@@ -97,8 +97,8 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
         else low = middle + 1;
     }
     if (low > 0) left = minus(left, up_to[low - 1]);
-    u32 block = low * own;
-    for (; block + 1 < min(low * own + own, blocks); block++) {
+    u32 block = low * per_thread;
+    for (; block + 1 < min(low * per_thread + per_thread, blocks); block++) {
         const Wide total_of_block = {0, total_of(block)};
         if (is_less(left, total_of_block)) break;
         left = minus(left, total_of_block);
@@ -110,11 +110,11 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
     if (is_there && is_owed) total_of_part -= seeding.taken[(u64)best * all_parts + first_part + lane];
     const Wide of_parts = up_to_lane({0, total_of_part});
     const u32 beyond_left = __ballot_sync(0xffffffff, is_less(left, of_parts));
-    const u32 found = beyond_left != 0 ? __ffs(beyond_left) - 1 : 31;
-    const Wide before_found = {__shfl_sync(0xffffffff, of_parts.high, (found + 31) % 32),
-                               __shfl_sync(0xffffffff, of_parts.low, (found + 31) % 32)};
-    if (found > 0) left = minus(left, before_found);
-    const u32 first_row = (first_part + found) * SHARE_ROWS;
+    const u32 drawn_part = beyond_left != 0 ? __ffs(beyond_left) - 1 : 31;
+    const Wide before_part = {__shfl_sync(0xffffffff, of_parts.high, (drawn_part + 31) % 32),
+                              __shfl_sync(0xffffffff, of_parts.low, (drawn_part + 31) % 32)};
+    if (drawn_part > 0) left = minus(left, before_part);
+    const u32 first_row = (first_part + drawn_part) * SHARE_ROWS;
     // Loads all costs of these rows at once, rather than 32 at a time with a wait each.
     Cost costs[PARTS];
     Real distances[PARTS];
@@ -130,9 +130,9 @@ extern "C" __global__ __launch_bounds__(1024) void draw_candidates(Seeding seedi
         const u32 row = first_row + part * 32 + lane;
         const Real cost = costs[part].lowered >> best & 1 ? distances[part] : costs[part].cost;
         u64 share = row < seeding.count ? share_of(seeding, row, cost) : 0;
-        for (u32 apart = 1; apart < 32; apart *= 2) {
-            const u64 before = __shfl_up_sync(0xffffffff, share, apart);
-            if (lane >= apart) share += before;
+        for (u32 stride = 1; stride < 32; stride *= 2) {
+            const u64 before = __shfl_up_sync(0xffffffff, share, stride);
+            if (lane >= stride) share += before;
         }
         const u32 beyond = __ballot_sync(0xffffffff, rest < share);
         if (beyond != 0) {
@@ -167,8 +167,8 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void largest_share(Seeding
          row += gridDim.x * SEED_THREADS) {
         most = fmax(most, exact_share(seeding, row, seeding.costs[row]));
     }
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        most = fmax(most, __shfl_xor_sync(0xffffffff, most, apart));
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        most = fmax(most, __shfl_xor_sync(0xffffffff, most, stride));
     }
     // Non-negative doubles are ordered as their bits.
     if (Warp::rank() == 0) atomicMax(&seeding.state->largest, (u64)__double_as_longlong(most));
@@ -176,15 +176,15 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void largest_share(Seeding
 
 // Sums all shares at a new scale. As many blocks as compare rows.
 extern "C" __global__ __launch_bounds__(SEED_THREADS) void add_shares(Seeding seeding) {
-    __shared__ Found found;
-    const Own own = own_rows(seeding);
-    clear(found);
+    __shared__ PartialGains partial;
+    const BlockRows block = rows_of_block(seeding);
+    clear(partial);
     __syncthreads();
-    for (u32 row = own.first + threadIdx.x; row < own.end; row += SEED_THREADS) {
-        add_share(found.gains[(row - own.first) / SHARE_ROWS][0], share_of(seeding, row, seeding.costs[row]));
+    for (u32 row = block.first + threadIdx.x; row < block.end; row += SEED_THREADS) {
+        add_share(partial.gains[(row - block.first) / SHARE_ROWS][0], share_of(seeding, row, seeding.costs[row]));
     }
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    const u64 sum = add_up(found, own, 0, seeding.totals);
+    const u64 sum = add_up(partial, block, 0, seeding.totals);
     if (threadIdx.x == 0) seeding.block_totals[blockIdx.x] = sum;
 }

@@ -12,22 +12,22 @@ constexpr u32 RESIDENT_PAIRS = RESIDENT;  // as many as fit
 // Dynamic shared memory: DIM elements per candidate.
 extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compare_pairs(
     Seeding seeding, u32 drawn) {
-    __shared__ Found found;
+    __shared__ PartialGains partial;
     if (!is_going_on(seeding)) return;
     Scalar* candidates = reinterpret_cast<Scalar*>(shared);
-    clear(found);
+    clear(partial);
     for (u32 i = threadIdx.x; i < drawn * DIM; i += SEED_THREADS) {
         candidates[i] = seeding.rows[(u64)seeding.candidates[i / DIM] * DIM + i % DIM];
     }
     __syncthreads();
-    const Own all = own_rows(seeding);
-    pay(seeding, all);
+    const BlockRows block = rows_of_block(seeding);
+    pay(seeding, block);
     const Chosen chosen = chosen_last(seeding);
     if constexpr (DIM <= MOST_PAIRED) {
-        for (u32 row = all.first + threadIdx.x; row < all.end; row += SEED_THREADS) {
-            Scalar own[DIM];
+        for (u32 row = block.first + threadIdx.x; row < block.end; row += SEED_THREADS) {
+            Scalar values[DIM];
             // Streaming loads: rows leave the L2 cache first, so that costs stay in it.
-            load<true>(own, seeding.rows + (u64)row * DIM);
+            load<true>(values, seeding.rows + (u64)row * DIM);
             const Cost before = cost_before(seeding, chosen, row);
             const Real cost = cost_now(seeding, chosen, row, before);
             if (before.lowered >> chosen.best & 1) seeding.costs[row] = cost;
@@ -36,7 +36,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compa
             for (u32 candidate = 0; candidate < drawn; candidate++) {
                 Scalar other[DIM];
                 load(other, candidates + candidate * DIM);
-                const Real distance = distance_of(add_pair(other, own, Total(0)), Bits{0, 0});
+                const Real distance = distance_of(add_pair(other, values, Total(0)), Bits{0, 0});
                 if (distance < cost) {
                     seeding.distances[(u64)candidate * seeding.count + row] = distance;
                     lowered |= 1u << candidate;
@@ -48,9 +48,9 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compa
             for (u32 left = lowered; left != 0; left &= left - 1) {
                 const u32 candidate = __ffs(left) - 1;
                 const Real distance = seeding.distances[(u64)candidate * seeding.count + row];
-                add_gain(seeding, found.gains[(row - all.first) / SHARE_ROWS][candidate], row, cost, distance);
+                add_gain(seeding, partial.gains[(row - block.first) / SHARE_ROWS][candidate], row, cost, distance);
             }
         }
     }
-    finish(seeding, found, all, drawn);
+    finish(seeding, partial, block, drawn);
 }

@@ -105,10 +105,10 @@ __device__ __forceinline__ u32 best_candidate(const Seeding& seeding) {
         const Gain gain = seeding.gains[best];
         high = gain.high + (gain.low >> 32), low = gain.low & 0xffffffff;
     }
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        const u32 other = __shfl_down_sync(0xffffffff, best, apart);
-        const u64 other_high = __shfl_down_sync(0xffffffff, high, apart);
-        const u64 other_low = __shfl_down_sync(0xffffffff, low, apart);
+    for (u32 stride = 16; stride > 0; stride /= 2) {
+        const u32 other = __shfl_down_sync(0xffffffff, best, stride);
+        const u64 other_high = __shfl_down_sync(0xffffffff, high, stride);
+        const u64 other_low = __shfl_down_sync(0xffffffff, low, stride);
         const bool is_equal = other_high == high && other_low == low;
         if (other_high > high || (other_high == high && other_low > low) || (is_equal && other < best)) {
             best = other, high = other_high, low = other_low;
@@ -119,18 +119,18 @@ __device__ __forceinline__ u32 best_candidate(const Seeding& seeding) {
 
 // Partial results of a block: the gain of every candidate for every SHARE_ROWS rows. There are at most as
 // many such parts as lanes in a warp.
-struct Found {
+struct PartialGains {
     Parts gains[BLOCK_ROWS / SHARE_ROWS][MOST_CANDIDATES];
 };
 static_assert(BLOCK_ROWS / SHARE_ROWS <= 32, "a lane for each");
 
-__device__ __forceinline__ void clear(Found& found) {
-    u32* words = reinterpret_cast<u32*>(&found);
-    for (u32 i = threadIdx.x; i < sizeof(found) / 4; i += blockDim.x) words[i] = 0;
+__device__ __forceinline__ void clear(PartialGains& partial) {
+    u32* words = reinterpret_cast<u32*>(&partial);
+    for (u32 i = threadIdx.x; i < sizeof(partial) / 4; i += blockDim.x) words[i] = 0;
 }
 
 // The rows of a block.
-struct Own {
+struct BlockRows {
     u32 first, end;   // rows
     u32 part, parts;  // the number of its first part of SHARE_ROWS rows, and its number of parts
     u32 all_parts;    // parts of all rows
@@ -138,17 +138,17 @@ struct Own {
 
 __device__ __forceinline__ u32 parts_of(u32 rows) { return (rows + SHARE_ROWS - 1) / SHARE_ROWS; }
 
-__device__ __forceinline__ Own own_rows(const Seeding& seeding) {
+__device__ __forceinline__ BlockRows rows_of_block(const Seeding& seeding) {
     const u32 first = blockIdx.x * seeding.together, end = min(seeding.count, first + seeding.together);
     return {first, end, first / SHARE_ROWS, parts_of(end - first), parts_of(seeding.count)};
 }
 
 // Subtracts the gain of the last chosen candidate from the sums of a block's shares, if that is still to be
 // done.
-__device__ __forceinline__ void pay(const Seeding& seeding, const Own& own) {
+__device__ __forceinline__ void pay(const Seeding& seeding, const BlockRows& block) {
     if (!seeding.state->is_owed) return;
-    const u32 best = seeding.state->best, i = own.part + threadIdx.x;
-    if (threadIdx.x < own.parts) seeding.totals[i] -= seeding.taken[(u64)best * own.all_parts + i];
+    const u32 best = seeding.state->best, i = block.part + threadIdx.x;
+    if (threadIdx.x < block.parts) seeding.totals[i] -= seeding.taken[(u64)best * block.all_parts + i];
     if (threadIdx.x == 32) {
         seeding.block_totals[blockIdx.x] -= seeding.block_taken[(u64)best * seeding.blocks + blockIdx.x];
     }
@@ -156,19 +156,20 @@ __device__ __forceinline__ void pay(const Seeding& seeding, const Own& own) {
 
 // Sums what a block found for a candidate, by a warp: `parts` gets the sum of each SHARE_ROWS rows; returns
 // the total.
-__device__ __forceinline__ u64 add_up(const Found& found, const Own& own, u32 candidate, u64* parts) {
+__device__ __forceinline__ u64 add_up(const PartialGains& partial, const BlockRows& block, u32 candidate, u64* parts) {
     const u32 lane = Warp::rank();
     u64 sum = 0;
-    if (lane < own.parts) parts[own.part + lane] = sum = sum_of(found.gains[lane][candidate]);
-    for (u32 apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
+    if (lane < block.parts) parts[block.part + lane] = sum = sum_of(partial.gains[lane][candidate]);
+    for (u32 stride = 16; stride > 0; stride /= 2) sum += __shfl_xor_sync(0xffffffff, sum, stride);
     return sum;
 }
 
 // Writes the gains that a block found.
-__device__ __forceinline__ void finish(const Seeding& seeding, const Found& found, const Own& own, u32 compared) {
+__device__ __forceinline__ void finish(const Seeding& seeding, const PartialGains& partial, const BlockRows& block,
+                                       u32 compared) {
     __syncthreads();
     for (u32 candidate = threadIdx.x / 32; candidate < compared; candidate += blockDim.x / 32) {
-        const u64 sum = add_up(found, own, candidate, seeding.taken + (u64)candidate * own.all_parts);
+        const u64 sum = add_up(partial, block, candidate, seeding.taken + (u64)candidate * block.all_parts);
         if (Warp::rank() != 0) continue;
         seeding.block_taken[(u64)candidate * seeding.blocks + blockIdx.x] = sum;
         if (sum == 0) continue;

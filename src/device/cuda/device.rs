@@ -204,11 +204,11 @@ mod tests {
     #[test]
     fn each_gpu_is_listed_or_there_is_a_reason() {
         match count() {
-            Ok(found) => {
+            Ok(gpus) => {
                 assert_eq!(why_none(), None);
-                assert_eq!(list().len(), found);
-                let beyond = CudaDevice::open(found, 0).unwrap_err();
-                assert_eq!(beyond, format!("the driver reports {found} GPUs"));
+                assert_eq!(list().len(), gpus);
+                let beyond = CudaDevice::open(gpus, 0).unwrap_err();
+                assert_eq!(beyond, format!("the driver reports {gpus} GPUs"));
             }
             Err(reason) => {
                 assert!(sys::has_driver() || reason.contains("libcuda"), "{reason}");

@@ -124,7 +124,7 @@ fn components(
     let end = gpu.timestamp()?;
     let per_row = size_of::<bool>() + size_of::<u32>() + size_of::<u8>();
     let _reserved = job.reserve("cluster labels", count * per_row)?;
-    let (core, first) = workspace.found(gpu, job)?;
+    let (core, first) = workspace.labels(gpu, job)?;
     let done = workspace.progress()?;
     let work = Work {
         pairs: done.pairs,

@@ -223,7 +223,7 @@ impl DbscanWorkspace {
     }
 
     /// Whether each row is core, and the first row of its cluster.
-    pub(super) fn found(&self, gpu: &Gpu, job: &Job) -> Result<(Vec<bool>, Vec<u32>)> {
+    pub(super) fn labels(&self, gpu: &Gpu, job: &Job) -> Result<(Vec<bool>, Vec<u32>)> {
         let (stream, count, from) = (&self.stream, self.count, &gpu.downloader);
         let core: Vec<u8> = from.read(stream, self.is_core.slice(), count, job)?;
         let firsts = from.read(stream, self.firsts.slice(), count, job)?;

@@ -57,8 +57,8 @@ impl Cache {
     pub(in crate::device::cuda) fn load(&self, key: CacheKey) -> Option<Vec<u8>> {
         let path = self.path(key)?;
         let mut file = fs::File::open(&path).ok()?;
-        let is_ours = self.dir.as_deref().is_some_and(own::is_private_folder)
-            && file.metadata().is_ok_and(|file| own::is_ours(&file));
+        let is_ours = self.dir.as_deref().is_some_and(ownership::is_private_folder)
+            && file.metadata().is_ok_and(|file| ownership::is_ours(&file));
         if !is_ours {
             log::warn!("ignoring {}: others may have written it", path.display());
             return None;
@@ -100,16 +100,16 @@ fn header_of(payload: &[u8]) -> [u8; HEADER] {
 
 fn write_entry(path: &Path, payload: &[u8]) -> io::Result<()> {
     if let Some(dir) = path.parent() {
-        own::make_private_folder(dir)?;
+        ownership::make_private_folder(dir)?;
     }
-    let (own, mut file) = new_file_beside(path)?;
+    let (temporary, mut file) = new_file_beside(path)?;
     let written = file
         .write_all(&header_of(payload))
         .and_then(|()| file.write_all(payload))
-        .and_then(|()| fs::rename(&own, path));
+        .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // Best effort: the error that matters has already occurred.
-        let _ = fs::remove_file(&own);
+        let _ = fs::remove_file(&temporary);
     }
     written
 }
@@ -119,17 +119,17 @@ fn write_entry(path: &Path, payload: &[u8]) -> io::Result<()> {
 fn new_file_beside(path: &Path) -> io::Result<(PathBuf, fs::File)> {
     loop {
         let random = RandomState::new().build_hasher().finish();
-        let own = path.with_extension(format!("{random:016x}.tmp"));
-        match own::create_private(&own) {
+        let temporary = path.with_extension(format!("{random:016x}.tmp"));
+        match ownership::create_private(&temporary) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            created => return created.map(|file| (own, file)),
+            created => return created.map(|file| (temporary, file)),
         }
     }
 }
 
 /// Checks of file ownership: only this user's files are used.
 #[cfg(unix)]
-mod own {
+mod ownership {
     use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
     use std::io;
     use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -137,7 +137,7 @@ mod own {
 
     /// The user who runs this process; `None` where it cannot be determined.
     fn user() -> Option<u32> {
-        fs::metadata("/proc/self").ok().map(|own| own.uid())
+        fs::metadata("/proc/self").ok().map(|process| process.uid())
     }
 
     /// Whether a file or folder belongs to this user and is writable for no other user.
@@ -173,7 +173,7 @@ mod own {
 
 /// Without Unix permissions: folders of a user's profile are taken to be private.
 #[cfg(not(unix))]
-mod own {
+mod ownership {
     use std::fs::{self, File, Metadata};
     use std::io;
     use std::path::Path;
@@ -329,7 +329,7 @@ mod tests {
         let (first, _) = new_file_beside(&path).unwrap();
         let (second, _) = new_file_beside(&path).unwrap();
         assert_ne!(first, second);
-        let error = own::create_private(&first).unwrap_err();
+        let error = ownership::create_private(&first).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     }
 

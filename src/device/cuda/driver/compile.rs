@@ -178,8 +178,8 @@ fn include(file: &str, seen: &mut Vec<String>, text: &mut String) {
         return;
     }
     seen.push(file.to_string());
-    let (_, own) = FILES.iter().find(|(name, _)| *name == file).expect("a file of kernels/");
-    for line in own.lines() {
+    let (_, content) = FILES.iter().find(|(name, _)| *name == file).expect("a file of kernels/");
+    for line in content.lines() {
         match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
             Some(other) => include(other, seen, text),
             None => {

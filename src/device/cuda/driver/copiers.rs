@@ -87,7 +87,7 @@ impl Copiers {
         let parts = from.len().div_ceil(part).max(1);
         let pending = Arc::new(Pending(Mutex::new(parts - 1), Condvar::new()));
         let mut all = to.chunks_mut(part).zip(from.chunks(part));
-        let own = all.next();
+        let local = all.next();
         for ((to, from), thread) in all.zip(&self.0) {
             let (from, to, bytes) = (from.as_ptr(), to.as_mut_ptr(), from.len());
             let part = CopyPart { from, to, bytes, pending: pending.clone() };
@@ -95,7 +95,7 @@ impl Copiers {
                 unsent.0.copy();
             }
         }
-        if let Some((to, from)) = own {
+        if let Some((to, from)) = local {
             to.write_copy_of_slice(from);
         }
         pending.wait();

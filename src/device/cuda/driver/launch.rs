@@ -222,7 +222,7 @@ impl LaunchWindow {
         self.seconds += operations / rate.get();
         self.counted = self.counted.max(Some(counted));
         match &mut self.of_one_kind {
-            Some((own, all)) if Arc::ptr_eq(own, rate) => *all += operations,
+            Some((window_rate, all)) if Arc::ptr_eq(window_rate, rate) => *all += operations,
             None if is_first => self.of_one_kind = Some((rate.clone(), operations)),
             _ => self.counted = Some(Counted::Guessed),
         }

@@ -125,17 +125,17 @@ pub(in crate::device::cuda) fn free_memory(context: &CudaContext) -> Result<u64,
     if !context.has_async_alloc() {
         return Ok(free);
     }
-    let mut kept = [0u64; 2];
+    let mut pool_bytes = [0u64; 2];
     // SAFETY: the device is the context's; both attributes are u64 and outlive the calls.
     unsafe {
         let pool = result::device::get_default_mem_pool(context.cu_device())?;
-        let [reserved, used] = &mut kept;
+        let [reserved, used] = &mut pool_bytes;
         let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
         mem_pool::get_attribute(pool, attribute, (reserved as *mut u64).cast())?;
         let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
         mem_pool::get_attribute(pool, attribute, (used as *mut u64).cast())?;
     }
-    Ok(free + kept[0].saturating_sub(kept[1]))
+    Ok(free + pool_bytes[0].saturating_sub(pool_bytes[1]))
 }
 
 /// Allocates device memory in the order of a stream. Its contents are undefined.

@@ -117,8 +117,8 @@ impl HashedTables {
     }
 
     /// The bucket of each row in each table, if queries are these rows.
-    pub(in crate::device::cuda) fn own(&self) -> Option<&Buffer> {
-        self.tables.own.as_ref()
+    pub(in crate::device::cuda) fn home_buckets(&self) -> Option<&Buffer> {
+        self.tables.home_buckets.as_ref()
     }
 
     /// The buckets of other queries, `probes` per table, query by query, and the number of rows
@@ -294,7 +294,7 @@ fn empty(
     let section_bits = (2 * count / PER_SECTION).next_power_of_two().trailing_zeros().max(1);
     let (sections, pieces) = TableBuffers::sections(section_bits);
     let allocate = |bytes: usize| device.memory.allocate(&device.gpu.compute, bytes);
-    let (own, keys) = match is_queried {
+    let (home_buckets, keys) = match is_queried {
         true => (Some(allocate(tables * count * 8)?), None),
         false => (None, Some(allocate(tables * count * 8)?)),
     };
@@ -304,7 +304,7 @@ fn empty(
         section_bits,
         rows: allocate(tables * count * 4)?,
         keys,
-        own,
+        home_buckets,
         sections: device.filled(tables * sections * 4, 0)?,
         pieces: allocate(tables * pieces * 4)?,
         sizes: device.filled(tables * 24, 0)?,

@@ -96,7 +96,7 @@ struct BeginsOnDevice {
 struct TablesOnDevice {
     rows: u64,
     keys: u64,
-    own: u64,
+    home_buckets: u64,
     sizes: u64,
 }
 
@@ -106,7 +106,7 @@ kernel_struct!(FunctionsOnDevice, 48, {
 });
 kernel_struct!(Building, 32, { rows: 0, first: 8, end: 16, tables: 24, section_bits: 28 });
 kernel_struct!(BeginsOnDevice, 24, { of_sections: 0, of_pieces: 8, pieces: 16, padding: 20 });
-kernel_struct!(TablesOnDevice, 32, { rows: 0, keys: 8, own: 16, sizes: 24 });
+kernel_struct!(TablesOnDevice, 32, { rows: 0, keys: 8, home_buckets: 16, sizes: 24 });
 
 /// Rows to hash, and their hash functions: the compile-time parameters of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -200,7 +200,7 @@ pub(super) struct TableBuffers {
     /// The keys of these rows, of u64.
     pub(super) keys: Option<Buffer>,
     /// Per table and row: its bucket, as two u32.
-    pub(super) own: Option<Buffer>,
+    pub(super) home_buckets: Option<Buffer>,
     /// The first position of each section relative to its piece, and of each piece in its table.
     pub(super) sections: Buffer,
     pub(super) pieces: Buffer,
@@ -239,7 +239,7 @@ impl TableBuffers {
         TablesOnDevice {
             rows: at(&self.rows, 4),
             keys: self.keys.as_ref().map_or(0, |keys| at(keys, 8)),
-            own: self.own.as_ref().map_or(0, |own| at(own, 8)),
+            home_buckets: self.home_buckets.as_ref().map_or(0, |buckets| at(buckets, 8)),
             sizes: address(stream, &self.sizes) + (first * 24) as u64,
         }
     }

@@ -18,7 +18,7 @@ pub(super) fn fp16_buffers(
     let (tiles, room_for_pairs) = (problem.k.next_multiple_of(TILE), (2 * count).max(4096));
     let RowType { element, dim, .. } = kernels.row_type;
     let (scale, is_double) = (scale(problem.farthest), element == Element::F64);
-    let (row_bytes, centroid_bytes, found) = match kernels.swizzled_tiles() {
+    let (row_bytes, centroid_bytes, results) = match kernels.swizzled_tiles() {
         Some(swizzled) => {
             (swizzled.row_bytes(count), swizzled.centroid_bytes(problem.k), place(count * 16)?)
         }
@@ -36,7 +36,7 @@ pub(super) fn fp16_buffers(
         clusters: if is_double { place(count * 4)? } else { 0 },
         pairs: place(room_for_pairs * 8)?,
         distances: if is_double { place(room_for_pairs * 8)? } else { 0 },
-        found,
+        results,
         origin,
         scale,
         unscale: 1.0 / scale,

@@ -150,15 +150,15 @@ impl KMeansWorkspace {
     ) -> Result<()> {
         let grid = config(self.blocks(1), WARPGROUP_THREADS, kernels.swizzled.shared());
         // SAFETY: `warpgroup_find` reads the swizzled tiles of rows and of centroids, which were
-        // rounded before, and writes `found` of the rows in its tiles.
+        // rounded before, and writes `results` of the rows in its tiles.
         unsafe {
             let (find, counted) = (&kernels.find, self.counted());
             self.for_swizzled_tiles(find, "warpgroup_find", grid, counted, is_last, job)
         }?;
         let all = config(self.count.div_ceil(256), 256, 0);
         // SAFETY: `take_found` takes (Rounds, Fp16Buffers, u32 is_last), 256 threads a block and a
-        // thread for each row: it reads `found`, which the launches before have written of all rows
-        // that are compared, and writes labels, gaps, `moved`, `uncertain` and `least`.
+        // thread for each row: it reads `results`, which the launches before have written of all
+        // rows to compare, and writes labels, gaps, `moved`, `uncertain` and `least`.
         unsafe { self.launch_fp16(&self.kernels.take_found, "take_found", all, is_last) }?;
         // Only of uncertain rows, which are few.
         // SAFETY: `warpgroup_candidates` reads the swizzled tiles of uncertain rows and of all

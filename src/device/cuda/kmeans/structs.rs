@@ -21,7 +21,7 @@ pub(super) struct Status {
     pub(super) largest_centroid: u32,
     pub(super) largest_error: u32,
     pub(super) has_far: u32,
-    pub(super) kept: u32,
+    pub(super) unchanged: u32,
     pub(super) listed: u32,
     pub(super) drift: f32,
     pub(super) padding: u32,
@@ -144,7 +144,7 @@ pub(super) struct Fp16Buffers {
     pub(super) pairs: u64,
     pub(super) distances: u64,
     /// `count` of four u32, or null.
-    pub(super) found: u64,
+    pub(super) results: u64,
     /// dim of f64.
     pub(super) origin: u64,
     pub(super) scale: f64,
@@ -157,7 +157,8 @@ pub(super) struct Fp16Buffers {
 kernel_struct!(Status, 80, {
     end: 0, iterations: 4, current: 8, moved_last: 12, moved: 16, uncertain: 20, pairs: 24,
     empty: 28, arrived: 32, largest_row: 36, typical_row: 40, largest_centroid: 44,
-    largest_error: 48, has_far: 52, kept: 56, listed: 60, drift: 64, padding: 68, rechecked: 72,
+    largest_error: 48, has_far: 52, unchanged: 56, listed: 60, drift: 64, padding: 68,
+    rechecked: 72,
 });
 kernel_struct!(RoundsOnDevice, 80, {
     status: 0, rows: 8, numbers: 16, centroids: 24, labels: 32, moved: 40, gaps: 48, drifts: 56,
@@ -170,6 +171,6 @@ kernel_struct!(SumsOnDevice, 96, {
 kernel_struct!(SortedCentroids, 16, { lists: 0, sorted_counts: 8 });
 kernel_struct!(Fp16Buffers, 136, {
     fp16_rows: 0, fp16_centroids: 8, rounded: 16, half_squares: 24, far: 32, uncertain: 40,
-    least: 48, nearest: 56, clusters: 64, pairs: 72, distances: 80, found: 88, origin: 96,
+    least: 48, nearest: 56, clusters: 64, pairs: 72, distances: 80, results: 88, origin: 96,
     scale: 104, unscale: 112, absolute: 120, room_for_pairs: 128, padding: 132,
 });

@@ -98,9 +98,9 @@ impl SumsMemory {
         for cluster in (0..k).filter(|cluster| is_wide[*cluster] != 0) {
             job.check()?;
             let bytes = width * bins * size_of::<i64>();
-            let own = wide.slice().slice(cluster * bytes..(cluster + 1) * bytes);
-            let own: Vec<i64> = sys::read(stream, &own, width * bins).map_err(&home)?;
-            let digits = own.chunks_exact(bins).enumerate();
+            let from = wide.slice().slice(cluster * bytes..(cluster + 1) * bytes);
+            let cluster_digits: Vec<i64> = sys::read(stream, &from, width * bins).map_err(&home)?;
+            let digits = cluster_digits.chunks_exact(bins).enumerate();
             for (j, digits) in digits.filter(|(_, digits)| digits.iter().any(|d| *d != 0)) {
                 match &mut clusters.weights {
                     Some(weights) if j == dim => weights.add_digits(cluster, digits, least),

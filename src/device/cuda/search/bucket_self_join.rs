@@ -25,14 +25,14 @@ const COMPARE: usize = 8;
 /// The rate of a single lane, as a share of the device's.
 const OF_A_LANE: f64 = 1.0 / 65_536.0;
 
-/// The join that is kept, and the rows left out of it.
+/// The cached join, and the rows left out of it.
 #[derive(Default)]
-pub(super) struct KeptSelfJoin(Mutex<Option<KeptLists>>);
+pub(super) struct CachedSelfJoin(Mutex<Option<CachedLists>>);
 
-type KeptLists = (JoinedLists, Option<Vec<u64>>);
+type CachedLists = (JoinedLists, Option<Vec<u64>>);
 
-/// Whether a kept join has lists of `k` neighbours and leaves out the same rows.
-fn is_of((joined, without): &KeptLists, k: usize, left_out: Option<&[u64]>) -> bool {
+/// Whether a cached join has lists of `k` neighbours and leaves out the same rows.
+fn is_of((joined, without): &CachedLists, k: usize, left_out: Option<&[u64]>) -> bool {
     joined.k == k && without.as_deref() == left_out
 }
 
@@ -49,7 +49,7 @@ pub(super) struct SelfJoinInput<'a> {
     pub(super) left_out: Option<&'a [u64]>,
 }
 
-impl KeptSelfJoin {
+impl CachedSelfJoin {
     /// Whether it pays to join all `rows` rows for these queries; false while another join is being
     /// made.
     pub(super) fn pays(
@@ -59,8 +59,8 @@ impl KeptSelfJoin {
         k: usize,
         left_out: Option<&[u64]>,
     ) -> bool {
-        let Ok(kept) = self.0.try_lock() else { return false };
-        let is_there = kept.as_ref().is_some_and(|kept| is_of(kept, k, left_out));
+        let Ok(cached) = self.0.try_lock() else { return false };
+        let is_there = cached.as_ref().is_some_and(|cached| is_of(cached, k, left_out));
         (1..=MOST_NEIGHBORS).contains(&k) && (is_there || queries.saturating_mul(ALL_FOR) >= rows)
     }
 
@@ -69,23 +69,23 @@ impl KeptSelfJoin {
         &self,
         device: &CudaDevice,
         of: &SelfJoinInput<'_>,
-        own: &DeviceSelfRows,
+        self_rows: &DeviceSelfRows,
         queries: usize,
         job: &Job,
     ) -> Result<BucketLists> {
         let (k, kernels) = (of.k, of.kernels);
         // Other callers wait for the join in the making.
-        let mut kept = lock(&self.0);
-        let joined = match &mut *kept {
-            Some(kept) if is_of(kept, k, of.left_out) => kept,
+        let mut cached = lock(&self.0);
+        let joined = match &mut *cached {
+            Some(cached) if is_of(cached, k, of.left_out) => cached,
             _ => {
-                *kept = None;
+                *cached = None;
                 let left_out = of.left_out.map(<[u64]>::to_vec);
-                kept.insert((join_all(device, of, job)?, left_out))
+                cached.insert((join_all(device, of, job)?, left_out))
             }
         };
         let mut lists = BucketLists::new(device, queries, k, kernels.spec.kind)?;
-        kernels.take_lists(&device.gpu.compute, &of.joining, &joined.0, own, &mut lists)?;
+        kernels.take_lists(&device.gpu.compute, &of.joining, &joined.0, self_rows, &mut lists)?;
         Ok(lists)
     }
 }

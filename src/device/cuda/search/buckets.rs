@@ -10,7 +10,7 @@ use super::launch_buckets::{
 };
 use super::rows::{CudaRows, wait_for};
 use super::spec::{SearchSpec, device_dim};
-use super::tables::{CudaTables, OwnRanges, hashed};
+use super::tables::{CudaTables, HomeBuckets, hashed};
 use crate::device::contract::{
     BucketTask, Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges,
     SelfRows, Starts, TableRows, TablesBuilt,
@@ -149,7 +149,7 @@ impl BucketSearch<'_> {
                 if is_for_the_host(most as f64, tables, buckets.queries) {
                     return Ok(None);
                 }
-                (vec![tables.visits; buckets.queries], BucketLookup::Own)
+                (vec![tables.visits; buckets.queries], BucketLookup::Home)
             }
             ProbeSet::Hashed { probes } => {
                 let plain = queries.plain(device, job)?;
@@ -176,7 +176,7 @@ impl BucketSearch<'_> {
     /// The lists of a self-join of the buckets, if the join pays.
     fn joined<T: OnGpu>(&self) -> Result<Option<NearestInBuckets>> {
         let Self { device, base, tables, buckets, k, kernels, job, .. } = *self;
-        let (Some(own), count) = (buckets.own, buckets.queries) else { return Ok(None) };
+        let (Some(self_rows), count) = (buckets.own, buckets.queries) else { return Ok(None) };
         let join = &tables.self_join;
         // A join covers all tables.
         if buckets.tables != tables.tables
@@ -188,7 +188,7 @@ impl BucketSearch<'_> {
         wait_for(&device.gpu, &plain.ready)?;
         let left_out = self.left_out()?;
         let matrix = base.rows.matrix();
-        let of_rows = tables.own_buckets(device, kernels)?;
+        let home_buckets = tables.home_buckets(device, kernels)?;
         let input = SelfJoinInput {
             kernels,
             k,
@@ -198,14 +198,14 @@ impl BucketSearch<'_> {
                 tables: tables.tables,
                 table_rows: tables.table_rows,
                 rows: tables.rows(),
-                own: of_rows.buffer(),
+                home_buckets: home_buckets.buffer(),
                 left_out: left_out.as_ref(),
             },
             largest: &tables.most_visits[..buckets.tables],
             left_out: buckets.left_out,
         };
-        let own = self.own(Some(own), tables.table_rows)?;
-        match join.lists(device, &input, &own, count, job) {
+        let self_rows = self.self_rows(Some(self_rows), tables.table_rows)?;
+        match join.lists(device, &input, &self_rows, count, job) {
             Ok(lists) => self.read_lists::<T>(&lists).map(Some),
             Err(Error::DeviceMemory { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -219,11 +219,11 @@ impl BucketSearch<'_> {
         let gpu = &device.gpu;
         let plain = Sides { queries, base }.plain(device, job)?;
         let sides = Sides { queries: &plain.queries.buffer, base: &plain.base.buffer };
-        let own = match lookup {
-            BucketLookup::Own => Some(tables.own_buckets(device, kernels)?),
+        let home = match lookup {
+            BucketLookup::Home => Some(tables.home_buckets(device, kernels)?),
             BucketLookup::Given { .. } => None,
         };
-        let own = own.as_ref().map(OwnRanges::buffer);
+        let home = home.as_ref().map(HomeBuckets::buffer);
         let mut search = self.buffers(lookup)?;
         let (rate, dim) = (&kernels.search_rate, search.dim + VISIT);
         let mut throttle = LaunchThrottle::default();
@@ -239,7 +239,7 @@ impl BucketSearch<'_> {
                 end += 1;
             }
             let (stream, some) = (&gpu.compute, first..end);
-            kernels.nearest_in_buckets(stream, sides, tables.rows(), own, &mut search, some)?;
+            kernels.nearest_in_buckets(stream, sides, tables.rows(), home, &mut search, some)?;
             let operations = rows * dim as f64;
             let are_enough = end - first >= search.workers;
             let counted = if are_enough { Counted::Exactly } else { Counted::Guessed };
@@ -317,7 +317,7 @@ impl BucketSearch<'_> {
             probed_tables: buckets.tables,
             workers,
             buckets: lookup,
-            own: self.own(buckets.own, base_rows)?,
+            self_rows: self.self_rows(buckets.own, base_rows)?,
             left_out: self.left_out()?,
             seen: device.filled(workers * words * 4, 0)?,
             lists: BucketLists::new(device, queries, k, matrix.kind())?,
@@ -325,8 +325,8 @@ impl BucketSearch<'_> {
     }
 
     /// The base rows that are the queries, of `base_rows` rows in all.
-    fn own(&self, own: Option<SelfRows<'_>>, base_rows: usize) -> Result<DeviceSelfRows> {
-        Ok(match own {
+    fn self_rows(&self, queries: Option<SelfRows<'_>>, base_rows: usize) -> Result<DeviceSelfRows> {
+        Ok(match queries {
             None => DeviceSelfRows::Separate,
             Some(SelfRows::From(first)) => DeviceSelfRows::From(first),
             Some(SelfRows::Each(rows)) => {

@@ -40,7 +40,7 @@ pub(super) struct JoinedTables<'a> {
     /// The rows of all tables, of u32.
     pub(super) rows: &'a Buffer,
     /// The bucket of each row in each table, as two u32.
-    pub(super) own: &'a Buffer,
+    pub(super) home_buckets: &'a Buffer,
     /// A bit for each base row that is left out, in words of 64.
     pub(super) left_out: Option<&'a Buffer>,
 }
@@ -88,7 +88,7 @@ impl BucketKernels {
         assert!(joined.k == join.k as usize && joined.k > 0);
         check_size(base, count * join.dim as usize, scalar_bytes(kind));
         check_size(joining.rows, all, 4);
-        check_size(joining.own, all, 8);
+        check_size(joining.home_buckets, all, 8);
         joining.left_out.iter().for_each(|bits| check_size(bits, count.div_ceil(64), 8));
         check_size(&joined.lists, count * joined.k, entry_bytes(kind));
         joined.compared.iter().for_each(|compared| check_size(compared, count, 8));
@@ -97,12 +97,12 @@ impl BucketKernels {
                 && joining.left_out.is_none() == joined.compared.is_none()
         );
         let rows = address(stream, joining.rows) + (table * count * 4) as u64;
-        let own = address(stream, joining.own) + (table * count * 8) as u64;
+        let home_buckets = address(stream, joining.home_buckets) + (table * count * 8) as u64;
         let left_out = address_or_null(stream, joining.left_out);
         let compared = address_or_null(stream, joined.compared.as_ref());
         let (function, lanes) = self.join(joined.k);
         let mut launch = stream.launch_builder(function);
-        launch.arg(base.slice()).arg(&rows).arg(&own).arg(&left_out);
+        launch.arg(base.slice()).arg(&rows).arg(&home_buckets).arg(&left_out);
         launch.arg(joined.lists.slice_mut()).arg(&compared).arg(&join);
         let threads = (join.end - join.first) as usize * lanes;
         // SAFETY: sizes are checked above; rows of tables are of the base, each once in a table, and
@@ -119,19 +119,19 @@ impl BucketKernels {
         stream: &Arc<CudaStream>,
         joining: &JoinedTables<'_>,
         joined: &JoinedLists,
-        own: &DeviceSelfRows,
+        self_rows: &DeviceSelfRows,
         to: &mut BucketLists,
     ) -> Result<()> {
         let BucketLists { queries, k, .. } = *to;
         to.check(self.spec.kind);
         assert!(joined.k == k);
-        check_size(joining.own, joining.tables * joining.table_rows, 8);
+        check_size(joining.home_buckets, joining.tables * joining.table_rows, 8);
         assert!(joined.rows == joining.table_rows);
-        let own = own.on_device(stream, Sides { queries, base: joined.rows });
+        let self_rows = self_rows.on_device(stream, Sides { queries, base: joined.rows });
         let (count, per_query) = (queries as u32, k as u32);
         let mut launch = stream.launch_builder(&self.take_lists);
         launch.arg(joined.lists.slice()).arg(to.rows.slice_mut()).arg(to.distances.slice_mut());
-        launch.arg(to.counts.slice_mut()).arg(&own).arg(&count).arg(&per_query);
+        launch.arg(to.counts.slice_mut()).arg(&self_rows).arg(&count).arg(&per_query);
         // SAFETY: sizes are checked above, those of lists when they were made; queries are base rows, as
         // the caller has checked.
         unsafe { launch.launch(config((queries * k).div_ceil(TAKING), TAKING, 0)) }
@@ -139,11 +139,11 @@ impl BucketKernels {
         let (table_rows, tables) = (joining.table_rows as u32, joining.tables as u32);
         let compared = address_or_null(stream, joined.compared.as_ref());
         let mut launch = stream.launch_builder(&self.add_visits);
-        launch.arg(joining.own.slice()).arg(&compared).arg(to.work.slice_mut());
-        launch.arg(&own).arg(&count).arg(&table_rows).arg(&tables);
-        // SAFETY: `own` has a range for each row and table, `work` is as `BucketLists::check` has
-        // it, and `compared`, if it is there, has an element for each row, as it was made; queries
-        // are base rows, as the caller has checked.
+        launch.arg(joining.home_buckets.slice()).arg(&compared).arg(to.work.slice_mut());
+        launch.arg(&self_rows).arg(&count).arg(&table_rows).arg(&tables);
+        // SAFETY: `home_buckets` has a range for each row and table, `work` is as
+        // `BucketLists::check` has it, and `compared`, if it is there, has an element for each row,
+        // as it was made; queries are base rows, as the caller has checked.
         unsafe { launch.launch(config(queries.div_ceil(TAKING), TAKING, 0)) }
             .map_err(failed("add_visits"))
             .map(drop)

@@ -50,24 +50,24 @@ struct BucketSearchOnDevice {
     dim: u32,
     k: u32,
     slots: u32,
-    is_own: u32,
+    is_home: u32,
     probes: u32,
-    own: OwnRowsOnDevice,
+    self_rows: SelfRowsOnDevice,
 }
 
 /// The same struct as in `kernels/search/buckets.cuh`, which documents it; an address on the device.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct OwnRowsOnDevice {
+pub(super) struct SelfRowsOnDevice {
     listed: u64,
     first: u32,
     padding: u32,
 }
 
-kernel_struct!(OwnRowsOnDevice, 16, { listed: 0, first: 8, padding: 12 });
+kernel_struct!(SelfRowsOnDevice, 16, { listed: 0, first: 8, padding: 12 });
 kernel_struct!(BucketSearchOnDevice, 64, {
-    table_rows: 0, words: 8, first: 16, end: 20, tables: 24, dim: 28, k: 32, slots: 36, is_own: 40,
-    probes: 44, own: 48,
+    table_rows: 0, words: 8, first: 16, end: 20, tables: 24, dim: 28, k: 32, slots: 36, is_home: 40,
+    probes: 44, self_rows: 48,
 });
 
 /// The number of no row.
@@ -90,7 +90,7 @@ impl DeviceSelfRows {
         &self,
         stream: &Arc<CudaStream>,
         count: Sides<usize>,
-    ) -> OwnRowsOnDevice {
+    ) -> SelfRowsOnDevice {
         let (listed, first) = match self {
             Self::Separate => (0, NOBODY),
             Self::From(first) => {
@@ -102,7 +102,7 @@ impl DeviceSelfRows {
                 (address(stream, buffer), NOBODY)
             }
         };
-        OwnRowsOnDevice { listed, first, padding: 0 }
+        SelfRowsOnDevice { listed, first, padding: 0 }
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) struct BucketSearchBuffers {
     pub(super) workers: usize,
     /// The buckets that queries probe.
     pub(super) buckets: BucketLookup,
-    pub(super) own: DeviceSelfRows,
+    pub(super) self_rows: DeviceSelfRows,
     /// A bit for each base row that is left out, in words of 64.
     pub(super) left_out: Option<Buffer>,
     /// A bit for each base row and warp; all zero.
@@ -141,8 +141,8 @@ pub(super) struct BucketLists {
 
 /// The buckets that queries probe, as ranges of two u32 each.
 pub(super) enum BucketLookup {
-    /// The query's own bucket in each table.
-    Own,
+    /// The query's home bucket in each table.
+    Home,
     /// Ranges, and their number. `starts`: per query and table the position of its first range,
     /// then the end of the last, of u32; `None` if the number of ranges is the same for all.
     Given { count: usize, ranges: Buffer, starts: Option<Buffer> },
@@ -158,7 +158,7 @@ pub(super) struct BucketStarts {
 }
 
 /// The tables for which the bucket of each row is determined.
-pub(super) struct OwnBuckets<'a> {
+pub(super) struct HomeBucketInput<'a> {
     /// The number of tables, and of rows in each.
     pub(super) tables: usize,
     pub(super) table_rows: usize,
@@ -179,7 +179,7 @@ impl BucketSearchBuffers {
             BucketLookup::Given { count, starts: None, .. } => {
                 count / (self.lists.queries * self.probed_tables).max(1)
             }
-            BucketLookup::Given { .. } | BucketLookup::Own => 1,
+            BucketLookup::Given { .. } | BucketLookup::Home => 1,
         }
     }
 
@@ -192,7 +192,7 @@ impl BucketSearchBuffers {
         check_size(&self.seen, workers * Self::words(base_rows), 4);
         self.lists.check(kind);
         match &self.buckets {
-            BucketLookup::Own => assert!(!matches!(self.own, DeviceSelfRows::Separate)),
+            BucketLookup::Home => assert!(!matches!(self.self_rows, DeviceSelfRows::Separate)),
             BucketLookup::Given { count, ranges, starts } => {
                 check_size(ranges, *count, 8);
                 match starts {
@@ -303,13 +303,13 @@ impl BucketKernels {
     }
 
     /// Searches for the neighbours of some queries. `rows` has the rows of all tables, of u32,
-    /// `own` the bucket of each of them, as two u32.
+    /// `home_buckets` the bucket of each of them, as two u32.
     pub(super) fn nearest_in_buckets(
         &self,
         stream: &Arc<CudaStream>,
         sides: Sides<&Buffer>,
         rows: &Buffer,
-        own: Option<&Buffer>,
+        home_buckets: Option<&Buffer>,
         search: &mut BucketSearchBuffers,
         some: Range<usize>,
     ) -> Result<()> {
@@ -324,13 +324,13 @@ impl BucketKernels {
         check_size(rows, tables * base_rows, 4);
         assert!(some.end <= queries && k > 0);
         search.check(kind);
-        let (ranges, starts) = match (&search.buckets, own) {
+        let (ranges, starts) = match (&search.buckets, home_buckets) {
             (BucketLookup::Given { ranges, starts, .. }, _) => (ranges, starts.as_ref()),
-            (BucketLookup::Own, Some(own)) => {
-                check_size(own, tables * base_rows, 8);
-                (own, None)
+            (BucketLookup::Home, Some(home_buckets)) => {
+                check_size(home_buckets, tables * base_rows, 8);
+                (home_buckets, None)
             }
-            (BucketLookup::Own, None) => unreachable!("rows have buckets of their own"),
+            (BucketLookup::Home, None) => unreachable!("rows have buckets of their own"),
         };
         let blocks = (workers / warps).min(some.len().div_ceil(warps));
         assert!(blocks > 0);
@@ -343,9 +343,9 @@ impl BucketKernels {
             dim: dim as u32,
             k: k as u32,
             slots: slots as u32,
-            is_own: u32::from(matches!(search.buckets, BucketLookup::Own)),
+            is_home: u32::from(matches!(search.buckets, BucketLookup::Home)),
             probes: search.probes() as u32,
-            own: search.own.on_device(stream, Sides { queries, base: base_rows }),
+            self_rows: search.self_rows.on_device(stream, Sides { queries, base: base_rows }),
         };
         let starts = address_or_null(stream, starts);
         let left_out = address_or_null(stream, search.left_out.as_ref());
@@ -368,22 +368,22 @@ impl BucketKernels {
     pub(super) fn find_own_buckets(
         &self,
         stream: &Arc<CudaStream>,
-        own: &mut Buffer,
-        of: &OwnBuckets<'_>,
+        home_buckets: &mut Buffer,
+        of: &HomeBucketInput<'_>,
     ) -> Result<()> {
         const THREADS: usize = 256;
-        let OwnBuckets { tables, table_rows, rows, buckets } = *of;
+        let HomeBucketInput { tables, table_rows, rows, buckets } = *of;
         let BucketStarts { count, starts, first_bucket } = buckets;
         check_size(rows, tables * table_rows, 4);
         check_size(starts, *count, 4);
         check_size(first_bucket, tables + 1, 8);
-        check_size(own, tables * table_rows, 8);
+        check_size(home_buckets, tables * table_rows, 8);
         let (all_rows, all_tables) = (table_rows as u32, tables as u32);
         let mut grid = config(table_rows.div_ceil(THREADS), THREADS, 0);
         grid.grid_dim.1 = tables.min(65_535) as u32;
         let mut launch = stream.launch_builder(&self.find_own_buckets);
         launch.arg(rows.slice()).arg(starts.slice()).arg(first_bucket.slice());
-        launch.arg(own.slice_mut()).arg(&all_rows).arg(&all_tables);
+        launch.arg(home_buckets.slice_mut()).arg(&all_rows).arg(&all_tables);
         // SAFETY: each table has `table_rows` rows of the base, each once, and a bucket that begins at
         // its first row, as the caller has checked; sizes are checked above.
         unsafe { launch.launch(grid) }.map_err(failed("find_own_buckets")).map(drop)

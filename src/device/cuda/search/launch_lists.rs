@@ -30,7 +30,7 @@ pub(super) struct ListBuffers {
     pub(super) slots: usize,
     pub(super) entries: Buffer,
     pub(super) worst: Buffer,
-    pub(super) reach: Buffer,
+    pub(super) thresholds: Buffer,
     pub(super) counts: Buffer,
     pub(super) overflowed: Buffer,
     pub(super) overflowed_count: Buffer,
@@ -54,7 +54,7 @@ pub(super) struct Pass {
     pub(super) k: u32,
     pub(super) slots: u32,
     pub(super) dense: u32,
-    pub(super) wanted: u32,
+    pub(super) enough: u32,
     pub(super) root: f32,
     pub(super) factor: f32,
     pub(super) absolute: f32,
@@ -62,7 +62,7 @@ pub(super) struct Pass {
 
 kernel_struct!(Pass, 72, {
     first_query: 0, first_base: 8, queries: 12, rows: 16, dim: 20, panels: 24, stride: 28,
-    start: 32, begin: 36, end: 40, k: 44, slots: 48, dense: 52, wanted: 56, root: 60,
+    start: 32, begin: 36, end: 40, k: 44, slots: 48, dense: 52, enough: 56, root: 60,
     factor: 64, absolute: 68,
 });
 
@@ -80,10 +80,10 @@ impl SearchKernels {
         let places = places as u32;
         let mut launch = stream.launch_builder(&self.clear_lists);
         launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
-        launch.arg(lists.reach.slice_mut()).arg(lists.counts.slice_mut());
+        launch.arg(lists.thresholds.slice_mut()).arg(lists.counts.slice_mut());
         launch.arg(&queries).arg(&places).arg(&k).arg(&slots);
-        // SAFETY: `check` holds: one element per query with its padding in each of worst, reach and
-        // counts, `slots` entries per query in entries.
+        // SAFETY: `check` holds: one element per query with its padding in each of worst, thresholds
+        // and counts, `slots` entries per query in entries.
         unsafe { launch.launch(grid) }.map_err(failed("clear_lists")).map(drop)
     }
 
@@ -114,15 +114,15 @@ impl SearchKernels {
         unsafe { launch.launch(self.scan_grid(lists, splits)) }.map_err(failed("scan_least"))?;
         let (count, splits) = (lists.queries as u32, splits as u32);
         let mut launch = stream.launch_builder(&self.bound_lists);
-        launch.arg(least.slice()).arg(lists.worst.slice_mut()).arg(lists.reach.slice_mut());
+        launch.arg(least.slice()).arg(lists.worst.slice_mut()).arg(lists.thresholds.slice_mut());
         launch.arg(&count).arg(&splits).arg(&pass.k);
-        // SAFETY: a warp for each query, with an element in `worst` and `reach`.
+        // SAFETY: a warp for each query, with an element in `worst` and `thresholds`.
         unsafe { launch.launch(config(lists.queries.div_ceil(8), 256, 0)) }
             .map_err(failed("bound_lists"))
             .map(drop)
     }
 
-    /// Compares all queries with the panels of a pass's visits `begin..end`; skipped if `wanted` is
+    /// Compares all queries with the panels of a pass's visits `begin..end`; skipped if `flag` is
     /// given and its word on the device is 0.
     pub(super) fn scan(
         &self,
@@ -130,19 +130,19 @@ impl SearchKernels {
         sides: Sides<&Buffer>,
         lists: &mut ListBuffers,
         pass: &Pass,
-        wanted: Option<&Buffer>,
+        flag: Option<&Buffer>,
     ) -> Result<()> {
         self.check_pass(sides, lists, pass);
-        let wanted = address_or_null(stream, wanted);
+        let flag = address_or_null(stream, flag);
         // Sixteen or more blocks per multiprocessor even out the last wave, if each still has eight
         // panels to scan; the grid's y dimension is at most 65535.
         let visits = (pass.end - pass.begin) as usize;
         let enough = (32 * self.multiprocessors).div_ceil(lists.queries.div_ceil(PANEL));
         let grid = self.scan_grid(lists, enough.min(visits.div_ceil(8)).clamp(1, 65_535));
         let mut launch = stream.launch_builder(&self.scan);
-        launch.arg(sides.queries.slice()).arg(sides.base.slice()).arg(lists.reach.slice());
+        launch.arg(sides.queries.slice()).arg(sides.base.slice()).arg(lists.thresholds.slice());
         launch.arg(lists.worst.slice()).arg(lists.counts.slice());
-        launch.arg(lists.entries.slice()).arg(pass).arg(&wanted);
+        launch.arg(lists.entries.slice()).arg(pass).arg(&flag);
         // SAFETY: `check_pass` holds: whole panels on both sides. Blocks write candidates at
         // positions below `slots` of lists of queries below `queries`, through atomic counters or,
         // in a dense pass, at one position per pair, which has room.
@@ -156,7 +156,7 @@ impl SearchKernels {
         grid
     }
 
-    /// Merges a pass's candidates for some queries; skipped if `wanted` is given and its word on
+    /// Merges a pass's candidates for some queries; skipped if `flag` is given and its word on
     /// the device is 0. Queries that are already overflowed stay so.
     pub(super) fn merge(
         &self,
@@ -164,24 +164,24 @@ impl SearchKernels {
         lists: &mut ListBuffers,
         pass: &Pass,
         queries: Range<usize>,
-        wanted: Option<&Buffer>,
+        flag: Option<&Buffer>,
     ) -> Result<()> {
         self.check(lists);
         assert!(queries.end <= lists.queries && pass.queries as usize == lists.queries);
         assert!(pass.k as usize <= lists.k && pass.slots as usize == lists.slots);
-        if queries.start == 0 && pass.dense == 0 && wanted.is_none() {
+        if queries.start == 0 && pass.dense == 0 && flag.is_none() {
             stream
                 .memset_zeros(lists.overflowed_count.slice_mut())
                 .map_err(failed("cuMemsetD8Async"))?;
         }
         let (function, name, grid) = self.merge_variant(lists, queries.len());
         let (first, end) = (queries.start as u32, queries.end as u32);
-        let wanted = address_or_null(stream, wanted);
+        let flag = address_or_null(stream, flag);
         let mut launch = stream.launch_builder(function);
         launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
-        launch.arg(lists.reach.slice_mut()).arg(lists.counts.slice_mut());
+        launch.arg(lists.thresholds.slice_mut()).arg(lists.counts.slice_mut());
         launch.arg(lists.overflowed.slice_mut()).arg(lists.overflowed_count.slice_mut()).arg(pass);
-        launch.arg(&first).arg(&end).arg(&wanted);
+        launch.arg(&first).arg(&end).arg(&flag);
         // SAFETY: `check` holds; a list and its candidates are sorted within its `slots` entries,
         // or in as much shared memory as the variant was given.
         unsafe { launch.launch(grid) }.map_err(failed(name)).map(drop)
@@ -223,7 +223,7 @@ impl SearchKernels {
         let blocks = lists.queries.min(16 * self.multiprocessors);
         let mut launch = stream.launch_builder(&self.search_again);
         launch.arg(sides.queries.slice()).arg(sides.base.slice()).arg(lists.entries.slice_mut());
-        launch.arg(lists.worst.slice_mut()).arg(lists.reach.slice_mut());
+        launch.arg(lists.worst.slice_mut()).arg(lists.thresholds.slice_mut());
         launch.arg(lists.overflowed.slice()).arg(lists.overflowed_count.slice());
         launch.arg(lists.redone.slice_mut()).arg(pass);
         // SAFETY: `check_pass` holds; the kernel writes to the `slots` entries of overflowed
@@ -265,7 +265,7 @@ impl SearchKernels {
         stream.memset_zeros(overflowed_count).map_err(failed("cuMemsetD8Async"))?;
         let mut launch = stream.launch_builder(&self.find_short);
         launch.arg(lists.entries.slice_mut()).arg(lists.worst.slice_mut());
-        launch.arg(lists.reach.slice_mut()).arg(lists.overflowed.slice_mut());
+        launch.arg(lists.thresholds.slice_mut()).arg(lists.overflowed.slice_mut());
         launch.arg(lists.overflowed_count.slice_mut()).arg(pass);
         // SAFETY: `check` holds: `k` entries of every list, and an element per query in the others.
         unsafe { launch.launch(config(lists.queries.div_ceil(128), 128, 0)) }
@@ -306,7 +306,7 @@ impl SearchKernels {
         assert!(lists.k >= 1 && lists.slots >= lists.k + PANEL && lists.slots.is_power_of_two());
         check_size(&lists.entries, lists.queries * lists.slots, entry_bytes(kind));
         check_size(&lists.worst, padded, entry_bytes(kind));
-        check_size(&lists.reach, padded, real_bytes(kind));
+        check_size(&lists.thresholds, padded, real_bytes(kind));
         check_size(&lists.counts, padded, 4);
         check_size(&lists.overflowed, lists.queries, 4);
         check_size(&lists.overflowed_count, 1, 4);

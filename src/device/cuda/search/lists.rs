@@ -83,7 +83,7 @@ impl Search {
             slots,
             entries: buffer(rows * slots, entry_bytes(kind))?,
             worst: buffer(padded, entry_bytes(kind))?,
-            reach: buffer(padded, real_bytes(kind))?,
+            thresholds: buffer(padded, real_bytes(kind))?,
             counts: buffer(padded, 4)?,
             overflowed: buffer(rows, 4)?,
             overflowed_count: buffer(1, 4)?,
@@ -162,9 +162,9 @@ impl Search {
                 let (lists, throttle) = (&mut self.lists, &mut self.throttle);
                 filtering.run(gpu, lists, &pass, &step.visits, throttle, job)?;
             }
-            let wanted = filtering.map(Filtering::given_up);
-            self.scan(gpu, sides, &mut pass, &step.visits, wanted, job)?;
-            self.merge(gpu, &pass, wanted, job)?;
+            let flag = filtering.map(Filtering::given_up);
+            self.scan(gpu, sides, &mut pass, &step.visits, flag, job)?;
+            self.merge(gpu, &pass, flag, job)?;
             if !is_dense {
                 let penalty = if filtering.is_some() { FEW_AGAIN } else { SEARCH_AGAIN_PENALTY };
                 self.search_again(gpu, sides, &mut pass, &step.visits, penalty, job)?;
@@ -188,7 +188,7 @@ impl Search {
         self.kernels.bound_lists(compute, sides, lists, &mut least, pass)
     }
 
-    /// Compares all queries with the panels of some visits; skipped if `wanted` is given and its
+    /// Compares all queries with the panels of some visits; skipped if `flag` is given and its
     /// word on the device is 0.
     fn scan(
         &mut self,
@@ -196,7 +196,7 @@ impl Search {
         sides: Sides<&RowPanels>,
         pass: &mut Pass,
         visits: &Range<usize>,
-        wanted: Option<&Buffer>,
+        flag: Option<&Buffer>,
         job: &Job,
     ) -> Result<()> {
         let (rate, buffers) = (self.kernels.scan_rate.clone(), sides.buffers());
@@ -204,9 +204,9 @@ impl Search {
         for visits in passes::launches(visits, queries, dim, rate.of_a_launch()) {
             job.check()?;
             (pass.begin, pass.end) = (visits.start as u32, visits.end as u32);
-            self.kernels.scan(&gpu.compute, buffers, &mut self.lists, pass, wanted)?;
+            self.kernels.scan(&gpu.compute, buffers, &mut self.lists, pass, flag)?;
             let work = passes::operations(visits.len(), queries, dim);
-            self.throttle.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
+            self.throttle.launched(&gpu.compute, &rate, work, Counted::of_all(flag.is_none()))?;
         }
         Ok(())
     }
@@ -255,7 +255,7 @@ impl Search {
     }
 
     /// Merges a pass's candidates into the lists.
-    fn merge(&mut self, gpu: &Gpu, pass: &Pass, wanted: Option<&Buffer>, job: &Job) -> Result<()> {
+    fn merge(&mut self, gpu: &Gpu, pass: &Pass, flag: Option<&Buffer>, job: &Job) -> Result<()> {
         // The number of steps of the sorting network.
         let steps = (self.lists.slots.ilog2() * (self.lists.slots.ilog2() + 1) / 2) as f64;
         let per_query = self.lists.slots as f64 * steps;
@@ -265,9 +265,9 @@ impl Search {
             job.check()?;
             let count = together.min(self.lists.queries - first);
             let queries = first..first + count;
-            self.kernels.merge(&gpu.compute, &mut self.lists, pass, queries, wanted)?;
+            self.kernels.merge(&gpu.compute, &mut self.lists, pass, queries, flag)?;
             let work = count as f64 * per_query;
-            self.throttle.launched(&gpu.compute, &rate, work, Counted::of_all(wanted.is_none()))?;
+            self.throttle.launched(&gpu.compute, &rate, work, Counted::of_all(flag.is_none()))?;
         }
         Ok(())
     }
@@ -295,7 +295,7 @@ impl Search {
             k: self.lists.k as u32,
             slots: self.lists.slots as u32,
             dense: 0,
-            wanted: enough.map_or(0, |enough| enough.k as u32),
+            enough: enough.map_or(0, |enough| enough.k as u32),
             root: limits[0],
             factor: limits[1],
             absolute: limits[2],

@@ -118,8 +118,8 @@ pub(super) fn get_or_make<T>(
     slot: &LayoutSlot<T>,
     make: impl FnOnce() -> Result<T>,
 ) -> Result<Arc<T>> {
-    let found = lock(slot).clone();
-    match found {
+    let layout = lock(slot).clone();
+    match layout {
         Some(made) => Ok(made),
         None => {
             let made = Arc::new(make()?);

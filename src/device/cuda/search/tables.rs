@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::bucket_self_join::KeptSelfJoin;
-use super::launch_buckets::{BucketKernels, BucketStarts, OwnBuckets};
+use super::bucket_self_join::CachedSelfJoin;
+use super::launch_buckets::{BucketKernels, BucketStarts, HomeBucketInput};
 use super::rows::{CudaRows, wait_for};
 use super::spec::device_dim;
 use crate::device::contract::{Hashes, TableRows, TablesBuilt};
@@ -25,8 +25,8 @@ pub struct CudaTables {
     /// each table.
     pub(super) visits: f64,
     pub(super) most_visits: Vec<u64>,
-    /// The kept self-join of the tables.
-    pub(super) self_join: KeptSelfJoin,
+    /// The cached self-join of the tables.
+    pub(super) self_join: CachedSelfJoin,
 }
 
 /// The origin of tables.
@@ -41,20 +41,20 @@ struct SentTables {
     rows: Buffer,
     buckets: BucketStarts,
     /// The bucket of each row in each table, once it is needed.
-    own: Mutex<Option<Arc<Buffer>>>,
+    home_buckets: Mutex<Option<Arc<Buffer>>>,
 }
 
 /// The bucket of each row in each table, on the device.
-pub(super) enum OwnRanges<'a> {
+pub(super) enum HomeBuckets<'a> {
     Built(&'a Buffer),
-    Found(Arc<Buffer>),
+    Computed(Arc<Buffer>),
 }
 
-impl OwnRanges<'_> {
+impl HomeBuckets<'_> {
     pub(super) fn buffer(&self) -> &Buffer {
         match self {
             Self::Built(buffer) => buffer,
-            Self::Found(buffer) => buffer,
+            Self::Computed(buffer) => buffer,
         }
     }
 }
@@ -84,7 +84,7 @@ impl CudaTables {
             source: Source::Built(Box::new(built)),
             visits: squares / rows.count as f64,
             most_visits,
-            self_join: KeptSelfJoin::default(),
+            self_join: CachedSelfJoin::default(),
         };
         Ok(Some(TablesBuilt { tables, sizes }))
     }
@@ -114,39 +114,40 @@ impl CudaTables {
                 starts: device.send(&buckets, job)?,
                 first_bucket: device.send_values(&numbers, job)?,
             },
-            own: Mutex::default(),
+            home_buckets: Mutex::default(),
         }));
-        let (tables, self_join) = (tables.len(), KeptSelfJoin::default());
+        let (tables, self_join) = (tables.len(), CachedSelfJoin::default());
         Ok(Self { tables, table_rows, source, visits, most_visits, self_join })
     }
 
     /// The bucket of each row in each table.
-    pub(super) fn own_buckets(
+    pub(super) fn home_buckets(
         &self,
         device: &CudaDevice,
         kernels: &BucketKernels,
-    ) -> Result<OwnRanges<'_>> {
+    ) -> Result<HomeBuckets<'_>> {
         let sent = match &self.source {
             Source::Built(built) => {
-                let own = built.own().expect("tables for queries that are rows of the base");
-                return Ok(OwnRanges::Built(own));
+                let home_buckets =
+                    built.home_buckets().expect("tables for queries that are rows of the base");
+                return Ok(HomeBuckets::Built(home_buckets));
             }
             Source::Sent(sent) => sent,
         };
-        let mut own = lock(&sent.own);
-        if let Some(own) = &*own {
-            return Ok(OwnRanges::Found(own.clone()));
+        let mut home_buckets = lock(&sent.home_buckets);
+        if let Some(home_buckets) = &*home_buckets {
+            return Ok(HomeBuckets::Computed(home_buckets.clone()));
         }
         let (gpu, rows) = (&device.gpu, self.tables * self.table_rows);
         let mut ranges = device.memory.allocate(&gpu.compute, rows * 8)?;
-        let of = OwnBuckets {
+        let of = HomeBucketInput {
             tables: self.tables,
             table_rows: self.table_rows,
             rows: &sent.rows,
             buckets: &sent.buckets,
         };
         kernels.find_own_buckets(&gpu.compute, &mut ranges, &of)?;
-        Ok(OwnRanges::Found(own.insert(Arc::new(ranges)).clone()))
+        Ok(HomeBuckets::Computed(home_buckets.insert(Arc::new(ranges)).clone()))
     }
 
     /// The tables, if they were built on the GPU.

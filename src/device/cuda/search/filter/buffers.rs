@@ -24,7 +24,7 @@ pub(super) struct QueryBuffers {
     pub(super) places: usize,
     pub(super) tiles: Buffer,
     pub(super) rows: Buffer,
-    pub(super) asked: Buffer,
+    pub(super) query_norms: Buffer,
     pub(super) thresholds: Buffer,
 }
 

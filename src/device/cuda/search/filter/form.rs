@@ -35,8 +35,8 @@ const MOST_COPIED: usize = 4;
 /// Shared memory that a multiprocessor reserves for each block.
 const RESERVED_BYTES: usize = 1024;
 
-/// The maximum bytes of a query's norms. See `Asked` in `kernels/filter/pack.cuh`.
-pub(super) const ASKED_BYTES: usize = 32;
+/// The maximum bytes of a query's norms. See `QueryNorms` in `kernels/filter/pack.cuh`.
+pub(super) const QUERY_NORM_BYTES: usize = 32;
 
 /// The maximum bytes of a query's threshold.
 pub(super) const THRESHOLD_BYTES: usize = 8;
@@ -228,13 +228,13 @@ impl Form {
     }
 
     /// Queries of a block.
-    fn asked(&self) -> usize {
+    fn block_queries(&self) -> usize {
         self.warpgroups * 64
     }
 
     /// Rows of a swizzled tile of queries; 0 if queries are row-major.
     pub(super) fn query_tile(&self) -> usize {
-        if self.queries == QueryMemory::InRegisters { 0 } else { self.asked() }
+        if self.queries == QueryMemory::InRegisters { 0 } else { self.block_queries() }
     }
 
     /// Panels of rows in a tile.
@@ -249,7 +249,7 @@ impl Form {
 
     /// Queries of a block, or of all blocks of a cluster.
     pub(super) fn queries(&self) -> usize {
-        self.asked() * self.cluster
+        self.block_queries() * self.cluster
     }
 
     /// Threads of a block.
@@ -272,7 +272,7 @@ impl Form {
         let of_a_panel = STEP << self.log;
         match (self.kernel, self.queries) {
             (Kernel::Narrow, _) => self.tile * self.row_bytes(),
-            (_, QueryMemory::Streamed) => (self.tile + self.asked()) * of_a_panel,
+            (_, QueryMemory::Streamed) => (self.tile + self.block_queries()) * of_a_panel,
             _ => self.tile * of_a_panel,
         }
     }
@@ -280,7 +280,7 @@ impl Form {
     /// Bytes of shared memory behind the ring buffer, without mbarriers.
     fn beside_ring(&self) -> usize {
         match self.queries {
-            QueryMemory::Resident => self.asked() * self.row_bytes(),
+            QueryMemory::Resident => self.block_queries() * self.row_bytes(),
             QueryMemory::InRegisters | QueryMemory::Streamed => 0,
         }
     }
@@ -363,7 +363,7 @@ pub(in super::super) fn bytes_per_row(kind: ElementKind, dim: usize, by: TensorC
 
 /// Bytes of a query beside its panel and its list.
 pub(in super::super) fn bytes_per_query(kind: ElementKind, dim: usize, by: TensorCores) -> usize {
-    bytes_per_row(kind, dim, by) + ASKED_BYTES + THRESHOLD_BYTES
+    bytes_per_row(kind, dim, by) + QUERY_NORM_BYTES + THRESHOLD_BYTES
 }
 
 /// Slots for hits behind the neighbours of a list, in words.

@@ -12,8 +12,8 @@ use super::super::passes::{FIRST_WINDOW, PANEL, WINDOW};
 use super::super::spec::{definitions, entry_bytes, real_bytes, scalar_bytes};
 use super::buffers::{FilterBuffers, PackedWith, QueryBuffers, Scratch};
 use super::form::{
-    AHEAD, ASKED_BYTES, BY_LANES, Form, GATHERED_BYTES, LONG_BYTES, STATIC_BYTES, THRESHOLD_BYTES,
-    merging_bytes, pitch, room,
+    AHEAD, BY_LANES, Form, GATHERED_BYTES, LONG_BYTES, QUERY_NORM_BYTES, STATIC_BYTES,
+    THRESHOLD_BYTES, merging_bytes, pitch, room,
 };
 use super::launch_bits::BitPacker;
 use super::launch_numbers::{NumberPacker, PARTS};
@@ -113,7 +113,7 @@ struct Filtered {
     state: u64,
     entries: u64,
     worst: u64,
-    reach: u64,
+    list_thresholds: u64,
     counts: u64,
     overflowed: u64,
     overflowed_count: u64,
@@ -129,8 +129,8 @@ kernel_struct!(Filter, 112, {
     splits: 88, begin: 92, end: 96, steps: 100, scratch_slots: 104, padding: 108,
 });
 kernel_struct!(Filtered, 96, {
-    queries: 0, base: 8, order: 16, state: 24, entries: 32, worst: 40, reach: 48, counts: 56,
-    overflowed: 64, overflowed_count: 72, pitch: 80, vectors: 84, room: 88, padding: 92,
+    queries: 0, base: 8, order: 16, state: 24, entries: 32, worst: 40, list_thresholds: 48,
+    counts: 56, overflowed: 64, overflowed_count: 72, pitch: 80, vectors: 84, room: 88, padding: 92,
 });
 
 /// The program of all kernels except the filter itself.
@@ -309,7 +309,7 @@ impl FilterKernels {
             state: address(stream, &scratch.state),
             entries: address(stream, &lists.entries),
             worst: address(stream, &lists.worst),
-            reach: address(stream, &lists.reach),
+            list_thresholds: address(stream, &lists.thresholds),
             counts: address(stream, &lists.counts),
             overflowed: address(stream, &lists.overflowed),
             overflowed_count: address(stream, &lists.overflowed_count),
@@ -343,10 +343,10 @@ impl FilterKernels {
         assert!(all > 0 && lists.k >= 1 && lists.slots > lists.k);
         check_size(&lists.entries, all * lists.slots, entry_bytes(self.kind));
         check_size(&lists.worst, all, entry_bytes(self.kind));
-        check_size(&lists.reach, all, real_bytes(self.kind));
+        check_size(&lists.thresholds, all, real_bytes(self.kind));
         check_size(&lists.counts, all, 4);
         check_size(&lists.overflowed_count, 1, 4);
-        check_size(&queries.asked, all, ASKED_BYTES);
+        check_size(&queries.query_norms, all, QUERY_NORM_BYTES);
         check_size(&queries.thresholds, all, THRESHOLD_BYTES);
         check_size(&queries.tiles, all * self.form.row_bytes(), 1);
         check_size(&scratch.state, STATE_WORDS, 4);

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaFunction, CudaModule, CudaStream, PushKernelArg};
 use super::super::launch_lists::ListBuffers;
 use super::super::passes::{PANEL, WINDOW, windows};
 use super::buffers::{QueryBuffers, Scratch};
-use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES};
+use super::form::{Form, QUERY_NORM_BYTES, THRESHOLD_BYTES};
 use crate::device::cuda::driver::launch::{allow_shared, check_size, config, function};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
@@ -118,13 +118,13 @@ impl BitPacker {
         check_size(panels, rows.div_ceil(PANEL) * PANEL * pack.dim as usize, 4);
         check_size(&packed.tiles, places * self.form.row_bytes(), 1);
         check_size(&packed.rows, rows * pack.pitch as usize, 4);
-        check_size(&packed.asked, rows, ASKED_BYTES);
+        check_size(&packed.query_norms, rows, QUERY_NORM_BYTES);
         check_size(&packed.thresholds, places, THRESHOLD_BYTES);
         let mut launch = stream.launch_builder(&self.pack_queries);
         launch.arg(panels.slice()).arg(packed.tiles.slice()).arg(packed.rows.slice());
-        launch.arg(packed.asked.slice()).arg(packed.thresholds.slice()).arg(pack);
-        // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have a
-        // stored row and a threshold. Sizes are checked above.
+        launch.arg(packed.query_norms.slice()).arg(packed.thresholds.slice()).arg(pack);
+        // SAFETY: only rows below `rows` are read, and written to `rows` and `query_norms`; all places
+        // have a stored row and a threshold. Sizes are checked above.
         unsafe { launch.launch(config(places / PANEL, PANEL, 0)) }
             .map_err(failed("pack_queries"))
             .map(drop)
@@ -142,7 +142,7 @@ impl BitPacker {
         self.check(pack);
         assert!(pack.rows as usize == lists.queries);
         let mut launch = stream.launch_builder(&self.set_thresholds);
-        launch.arg(lists.reach.slice()).arg(queries.asked.slice());
+        launch.arg(lists.thresholds.slice()).arg(queries.query_norms.slice());
         launch.arg(queries.thresholds.slice()).arg(lists.counts.slice());
         launch.arg(scratch.state.slice()).arg(pack);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);

@@ -9,7 +9,7 @@ use super::super::launch_lists::ListBuffers;
 use super::super::passes::PANEL;
 use super::super::spec::scalar_bytes;
 use super::buffers::{QueryBuffers, Scratch};
-use super::form::{ASKED_BYTES, Form};
+use super::form::{Form, QUERY_NORM_BYTES};
 use crate::device::cuda::driver::launch::{address, check_size, config, function};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
@@ -188,14 +188,14 @@ impl NumberPacker {
         check_size(packing, 1, size_of::<Packing>());
         check_size(&packed.tiles, places * self.form.row_bytes(), 1);
         check_size(&packed.rows, rows * pack.pitch as usize, scalar);
-        check_size(&packed.asked, rows, ASKED_BYTES);
+        check_size(&packed.query_norms, rows, QUERY_NORM_BYTES);
         check_size(&packed.thresholds, places, 4);
         let mut launch = stream.launch_builder(&self.pack_queries);
         launch.arg(panels.slice()).arg(centre.slice()).arg(packing.slice());
-        launch.arg(packed.tiles.slice()).arg(packed.rows.slice()).arg(packed.asked.slice());
+        launch.arg(packed.tiles.slice()).arg(packed.rows.slice()).arg(packed.query_norms.slice());
         launch.arg(packed.thresholds.slice()).arg(pack);
-        // SAFETY: only rows below `rows` are read, and written to `rows` and `asked`; all places have
-        // `columns` fp16 numbers and a threshold. Sizes are checked above.
+        // SAFETY: only rows below `rows` are read, and written to `rows` and `query_norms`; all places
+        // have `columns` fp16 numbers and a threshold. Sizes are checked above.
         unsafe { launch.launch(config(places / PANEL, PARTS * PANEL, 0)) }
             .map_err(failed("pack_queries"))
             .map(drop)
@@ -225,7 +225,7 @@ impl NumberPacker {
         };
         let tiles = address(stream, &queries.tiles);
         let mut launch = stream.launch_builder(&self.set_thresholds);
-        launch.arg(lists.reach.slice()).arg(queries.asked.slice()).arg(packing.slice());
+        launch.arg(lists.thresholds.slice()).arg(queries.query_norms.slice()).arg(packing.slice());
         launch.arg(queries.thresholds.slice()).arg(lists.counts.slice());
         launch.arg(scratch.state.slice()).arg(&tiles).arg(&test);
         let grid = config(lists.queries.div_ceil(THREADS), THREADS, 0);

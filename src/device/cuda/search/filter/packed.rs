@@ -9,7 +9,7 @@ use super::super::launch_lists::ListBuffers;
 use super::super::passes::{PANEL, panels, stride};
 use super::super::spec::{SearchSpec, device_dim, scalar_bytes};
 use super::buffers::{BaseBuffers, PackedWith, QueryBuffers, Scratch};
-use super::form::{ASKED_BYTES, Form, THRESHOLD_BYTES, pays, pitch};
+use super::form::{Form, QUERY_NORM_BYTES, THRESHOLD_BYTES, pays, pitch};
 use super::launch::{FilterKernels, Packer};
 use super::launch_bits::{BitBase, BitPack};
 use super::launch_numbers::{BINS, Fp16Base, Pack, Packing};
@@ -130,7 +130,7 @@ impl PackedBase {
             places,
             tiles: memory.allocate(stream, places * form.row_bytes())?,
             rows: memory.allocate(stream, rows * pitch(kind, dim) * scalar_bytes(kind))?,
-            asked: memory.allocate(stream, rows * ASKED_BYTES)?,
+            query_norms: memory.allocate(stream, rows * QUERY_NORM_BYTES)?,
             thresholds: memory.allocate(stream, places * THRESHOLD_BYTES)?,
         };
         match (&self.kernels.packer, &self.buffers.with) {
