@@ -91,27 +91,27 @@ fn measure(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let run = || {
         let clock = Instant::now();
-        let found = dbscan(device, rows, None, &[rows.len()], params, &Job::default())?;
-        Ok::<_, datafusion_neighbors::Error>((clock.elapsed().as_secs_f64(), found))
+        let density = dbscan(device, rows, None, &[rows.len()], params, &Job::default())?;
+        Ok::<_, datafusion_neighbors::Error>((clock.elapsed().as_secs_f64(), density))
     };
     run()?;
     let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
-    let kernel = |found: &Density| found.work.work.kernel.as_secs_f64();
-    let mut kernels: Vec<f64> = runs.iter().map(|(_, found)| kernel(found)).collect();
+    let kernel = |density: &Density| density.work.work.kernel.as_secs_f64();
+    let mut kernels: Vec<f64> = runs.iter().map(|(_, density)| kernel(density)).collect();
     kernels.sort_by(f64::total_cmp);
     runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (seconds, found) = &runs[runs.len() / 2];
-    check(rows, params, found, options.checked)?;
+    let (seconds, density) = &runs[runs.len() / 2];
+    check(rows, params, density, options.checked)?;
     println!(
         "{task:36} {:>8} {:>8} {:>8} {:>8} {:>8} {seconds:>8.4} {:>9.5} {:>10.1} {:>10}",
         rows.len(),
-        found.count,
-        found.core.iter().filter(|core| **core).count(),
-        found.border_rows(),
-        found.noise(),
+        density.count,
+        density.core.iter().filter(|core| **core).count(),
+        density.border_rows(),
+        density.noise(),
         kernels[kernels.len() / 2],
-        found.work.work.pairs as f64 / 1e6,
-        found.work.work.rechecked,
+        density.work.work.pairs as f64 / 1e6,
+        density.work.work.rechecked,
     );
     Ok(())
 }
@@ -120,7 +120,7 @@ fn measure(
 fn check(
     rows: &Rows,
     params: &DbscanParams,
-    found: &Density,
+    density: &Density,
     checked: usize,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let within = Within::new(params.metric(), params.eps());
@@ -138,14 +138,14 @@ fn check(
     let wrong = sample.into_par_iter().find_map_any(|i| {
         let near: Vec<usize> = (0..rows.len()).filter(|j| *j == i || holds(i, *j)).collect();
         let is_core = near.len() as u64 >= params.min_points();
-        let mut clusters = near.iter().filter(|j| found.core[**j]).map(|j| found.clusters[*j]);
-        let is_right = found.core[i] == is_core
+        let mut clusters = near.iter().filter(|j| density.core[**j]).map(|j| density.clusters[*j]);
+        let is_right = density.core[i] == is_core
             && if is_core {
-                clusters.all(|cluster| cluster.is_some() && cluster == found.clusters[i])
+                clusters.all(|cluster| cluster.is_some() && cluster == density.clusters[i])
             } else {
-                clusters.min().flatten() == found.clusters[i]
+                clusters.min().flatten() == density.clusters[i]
             };
-        (!is_right).then(|| format!("row {i}: {:?}, {}", found.clusters[i], found.core[i]))
+        (!is_right).then(|| format!("row {i}: {:?}, {}", density.clusters[i], density.core[i]))
     });
     wrong.map_or(Ok(()), |wrong| Err(wrong.into()))
 }

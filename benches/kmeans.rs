@@ -94,8 +94,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut measured = Vec::new();
     for (name, k, rounds) in TASKS {
         let path = options.dir.join(format!("{name}-base.parquet"));
-        let wanted = options.only.is_empty() || options.only.iter().any(|only| only == name);
-        if wanted && path.exists() {
+        let is_chosen = options.only.is_empty() || options.only.iter().any(|only| only == name);
+        if is_chosen && path.exists() {
             let mut rows = load(&path, options.rows, Metric::L2, false)?;
             if options.outlier != 1.0 {
                 rows = with_outlier(&rows, options.outlier)?;
@@ -131,30 +131,31 @@ fn measure(
         let phases = Arc::new(Phases::default());
         let job = Job::default().with_watch(phases.clone());
         let clock = Instant::now();
-        let found = kmeans(device, rows, None, Some(&start), &params, &job)?;
+        let clustering = kmeans(device, rows, None, Some(&start), &params, &job)?;
         let seconds = clock.elapsed().as_secs_f64();
         phases.enter(Phase::Emit);
-        Ok::<_, datafusion_neighbors::Error>((seconds, found, phases))
+        Ok::<_, datafusion_neighbors::Error>((seconds, clustering, phases))
     };
     run()?;
     let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (seconds, found, phases) = &runs[runs.len() / 2];
-    let inertia = check(values, dim, found)?;
+    let (seconds, clustering, phases) = &runs[runs.len() / 2];
+    let inertia = check(values, dim, clustering)?;
     println!(
         "{name:8} {:>9} {k:>5} {:>6} {seconds:>9.4} {:>9.4} {:>9.4} {:>9.5} {:>9.3} {:>8.2}% {inertia:>14.6e}",
         rows.len(),
-        found.rounds.iterations,
+        clustering.rounds.iterations,
         phases.seconds(Phase::Assign),
         phases.seconds(Phase::Update),
-        found.rounds.work.kernel.as_secs_f64(),
-        1000.0 * seconds / found.rounds.iterations as f64,
-        100.0 * found.rounds.work.redone as f64 / (rows.len() * found.rounds.iterations) as f64,
+        clustering.rounds.work.kernel.as_secs_f64(),
+        1000.0 * seconds / clustering.rounds.iterations as f64,
+        100.0 * clustering.rounds.work.redone as f64
+            / (rows.len() * clustering.rounds.iterations) as f64,
     );
-    let elements = (found.rounds.iterations * rows.len() * dim) as f64;
+    let elements = (clustering.rounds.iterations * rows.len() * dim) as f64;
     // Peers' times exclude transfers.
     let on_cpu = device.info().memory.is_none();
-    let rounds_alone = if on_cpu { *seconds } else { found.rounds.work.kernel.as_secs_f64() };
+    let rounds_alone = if on_cpu { *seconds } else { clustering.rounds.work.kernel.as_secs_f64() };
     let file = options.dir.join(format!("{name}-base.parquet"));
     let statement = format!(
         "SELECT count(*), count(DISTINCT cluster_id) FROM kmeans((SELECT v FROM '{}'), k => {k}, max_iterations => {rounds})",
@@ -176,9 +177,9 @@ fn measure(
 fn check(
     values: &[f32],
     dim: usize,
-    found: &Clustering,
+    clustering: &Clustering,
 ) -> Result<f64, Box<dyn std::error::Error>> {
-    let Elements::F32(centroids) = found.centroids.elements() else {
+    let Elements::F32(centroids) = clustering.centroids.elements() else {
         return Err("centroids of f32".into());
     };
     let square = |row: &[f32], label: u32| -> f64 {
@@ -186,14 +187,15 @@ fn check(
         row.iter().zip(centroid).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum()
     };
     let rows = values.chunks_exact(dim);
-    let inertia: f64 = rows.clone().zip(&found.labels).map(|(row, l)| square(row, *l)).sum();
-    if (inertia - found.inertia()).abs() > 1e-5 * inertia {
-        return Err(format!("inertia {} is not {inertia}", found.inertia()).into());
+    let inertia: f64 = rows.clone().zip(&clustering.labels).map(|(row, l)| square(row, *l)).sum();
+    if (inertia - clustering.inertia()).abs() > 1e-5 * inertia {
+        return Err(format!("inertia {} is not {inertia}", clustering.inertia()).into());
     }
-    let sample = rows.zip(&found.labels).step_by((found.labels.len() / 1000).max(1));
+    let sample = rows.zip(&clustering.labels).step_by((clustering.labels.len() / 1000).max(1));
     for (row, label) in sample {
-        let own = square(row, *label);
-        let nearer = (0..found.centroids.rows() as u32).find(|l| square(row, *l) < own * 0.99999);
+        let cost = square(row, *label);
+        let nearer =
+            (0..clustering.centroids.rows() as u32).find(|l| square(row, *l) < cost * 0.99999);
         if let Some(nearer) = nearer {
             return Err(format!("a row of cluster {label} is nearer to {nearer}").into());
         }

@@ -119,8 +119,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for task in TASKS {
         let (name, _, metric, itself) = *task;
         let base = options.dir.join(format!("{name}-base.parquet"));
-        let wanted = options.only.is_empty() || options.only.iter().any(|only| only == name);
-        if !wanted || !base.exists() {
+        let is_chosen = options.only.is_empty() || options.only.iter().any(|only| only == name);
+        if !is_chosen || !base.exists() {
             continue;
         }
         if loaded.as_ref().is_none_or(|(last, _, _)| *last != name) {
@@ -162,34 +162,34 @@ fn measure(
     let search = open_base(device, base.clone(), params, Method::Exact, &Job::default())?;
     let of_base = QueryRows::OfBase { first: 0 };
     let query_rows = if itself { of_base } else { QueryRows::Separate };
-    let run = || search.search(queries, query_rows, &Job::default()).map(|found| found.neighbors);
-    let mut found = run()?;
+    let run = || search.search(queries, query_rows, &Job::default()).map(|result| result.neighbors);
+    let mut neighbors = run()?;
     let mut times = Vec::new();
     for _ in 0..options.runs {
         let start = Instant::now();
-        found = run()?;
-        times.push((start.elapsed().as_secs_f64(), found.work.kernel.as_secs_f64()));
+        neighbors = run()?;
+        times.push((start.elapsed().as_secs_f64(), neighbors.work.kernel.as_secs_f64()));
     }
     times.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (seconds, kernel) = times[times.len() / 2];
     let on_cpu = device.info().memory.is_none();
     let pairs = queries.len() as f64 * base.len() as f64;
     let flops = 2.0 * base.matrix().dim() as f64 * pairs;
-    let errors = errors(&found, queries, base, metric, k, itself, options.checked);
+    let errors = errors(&neighbors, queries, base, metric, k, itself, options.checked);
     println!(
         "{name:11} {k:>5} {:>9} {:>9} {seconds:>10.4} {kernel:>10.4} {:>9.2} {:>8.0} {:>10} {:>9} {errors:>6}",
         queries.len(),
         base.len(),
         pairs / seconds / 1e9,
         flops / seconds / 1e9,
-        found.work.rechecked,
-        found.work.redone,
+        neighbors.work.rechecked,
+        neighbors.work.redone,
     );
     if errors > 0 {
         return Err(format!("{name}, k = {k}: {errors} wrong lists").into());
     }
     let row_bytes = base.matrix().kind().bytes() * base.matrix().kind().width(base.matrix().dim());
-    let read = (queries.len() + base.len()) * row_bytes + queries.len() * found.per_query * 8;
+    let read = (queries.len() + base.len()) * row_bytes + queries.len() * neighbors.per_query * 8;
     let file = options.dir.join(format!("{name}-base.parquet"));
     Ok(Measured {
         workload: name,
@@ -233,30 +233,31 @@ fn measure_hashed(
         let (queries, query_rows) = (base.slice(0..0), of_base);
         let method = Method::Lsh { params: &lsh, queries, query_rows, training: None };
         let search = open_base(device, base.clone(), params, method, &job)?;
-        let found = search.search(base, of_base, &job)?;
+        let result = search.search(base, of_base, &job)?;
         let all = start.elapsed().as_secs_f64();
         phases.enter(Phase::Emit);
         let of = |phase| phases.seconds(phase);
         let shown = (of(Phase::Hash), of(Phase::Build), of(Phase::Compare));
-        Ok::<_, datafusion_neighbors::Error>((all - of(Phase::Upload), shown, found))
+        Ok::<_, datafusion_neighbors::Error>((all - of(Phase::Upload), shown, result))
     };
     run()?;
     let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (seconds, (hash, build, compare), found) = &runs[runs.len() / 2];
+    let (seconds, (hash, build, compare), result) = &runs[runs.len() / 2];
     let step = base.len().div_ceil(options.checked.max(1)).max(1);
     let (mut near, mut all) = (0, 0);
     for query in (0..base.len()).step_by(step) {
-        let own = base.slice(query..query + 1);
-        let (_, Distances::F32(exact)) = support::oracle(&own, base, Metric::L2, K, Some(query))
+        let query_row = base.slice(query..query + 1);
+        let (_, Distances::F32(exact)) =
+            support::oracle(&query_row, base, Metric::L2, K, Some(query))
         else {
             return Err("distances of f32".into());
         };
-        let list = match &found.starts {
+        let list = match &result.starts {
             Some(starts) => starts[query]..starts[query + 1],
             None => query * K..(query + 1) * K,
         };
-        let Distances::F32(distances) = &found.neighbors.distances else {
+        let Distances::F32(distances) = &result.neighbors.distances else {
             return Err("distances of f32".into());
         };
         near += distances[list].iter().filter(|distance| **distance <= exact[K - 1]).count();
@@ -271,7 +272,7 @@ fn measure_hashed(
 
 /// The number of sampled queries whose result differs from the definition.
 fn errors(
-    found: &Neighbors,
+    neighbors: &Neighbors,
     queries: &Rows,
     base: &Rows,
     metric: Metric,
@@ -283,13 +284,13 @@ fn errors(
     let wrong = (0..queries.len()).step_by(step).filter(|q| {
         let (rows, distances) =
             support::oracle(&queries.slice(*q..q + 1), base, metric, k, itself.then_some(*q));
-        let list = q * found.per_query..(q + 1) * found.per_query;
-        let same = match (&found.distances, distances) {
+        let list = q * neighbors.per_query..(q + 1) * neighbors.per_query;
+        let same = match (&neighbors.distances, distances) {
             (Distances::F32(a), Distances::F32(b)) => a[list.clone()] == b[..],
             (Distances::F64(a), Distances::F64(b)) => a[list.clone()] == b[..],
             _ => false,
         };
-        !same || found.rows[list] != rows[..]
+        !same || neighbors.rows[list] != rows[..]
     });
     wrong.count()
 }

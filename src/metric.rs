@@ -219,7 +219,8 @@ impl Metric {
                 }
                 let scale = power_of_two_near_inverse(largest);
                 let scaled = |(x, y): (f64, f64)| (x - y) * scale;
-                let square: f64 = pairs().map(scaled).fold(0.0, |sum, apart| sum + apart * apart);
+                let square: f64 =
+                    pairs().map(scaled).fold(0.0, |sum, difference| sum + difference * difference);
                 square.sqrt() / scale
             }
             Self::L2 => sum.sqrt(),
@@ -392,8 +393,8 @@ impl Direction {
             Metric::Pearson => add_beside(dim, value).map(|sum| sum / dim as f64),
             _ => [0.0; COUNT],
         };
-        let apart = |i: usize, j: usize| value(i, j) - means[i];
-        let squares: [f64; COUNT] = add_beside(dim, |i, j| apart(i, j) * apart(i, j));
+        let deviation = |i: usize, j: usize| value(i, j) - means[i];
+        let squares: [f64; COUNT] = add_beside(dim, |i, j| deviation(i, j) * deviation(i, j));
         std::array::from_fn(|i| Self {
             unit: units[i],
             mean: means[i],

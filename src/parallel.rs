@@ -62,9 +62,9 @@ pub(crate) async fn own_threads() -> Lease<'static> {
 /// meanwhile. The work gets threads immediately, since other threads may wait for a lock held by
 /// the caller.
 pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let wanted = threads();
+    let requested = threads();
     std::thread::scope(|scope| {
-        let done = scope.spawn(|| POOLS.at_once(wanted).run(work)).join();
+        let done = scope.spawn(|| POOLS.at_once(requested).run(work)).join();
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
@@ -117,24 +117,24 @@ impl Pools {
         }
     }
 
-    /// Threads for work that cannot wait: `wanted`, fewer or one.
-    fn at_once(&self, wanted: usize) -> Lease<'_> {
-        self.lease(wanted, Some(1)).expect("one thread at least")
+    /// Threads for work that cannot wait: `requested`, fewer or one.
+    fn at_once(&self, requested: usize) -> Lease<'_> {
+        self.lease(requested, Some(1)).expect("one thread at least")
     }
 
-    /// Number of threads for work that can use `wanted`, beside `busy` threads; `None` if the limit
-    /// is reached.
-    fn share(&self, busy: usize, wanted: usize) -> Option<usize> {
-        let few = (self.cores / SHARE).clamp(1, wanted);
-        let ways = [(wanted, FULL * self.cores), (few, MOST * self.cores)];
+    /// Number of threads for work that can use `requested`, beside `busy` threads; `None` if the
+    /// limit is reached.
+    fn share(&self, busy: usize, requested: usize) -> Option<usize> {
+        let few = (self.cores / SHARE).clamp(1, requested);
+        let ways = [(requested, FULL * self.cores), (few, MOST * self.cores)];
         let fits = |(threads, most): &(usize, usize)| busy + threads <= *most;
         ways.into_iter().find(fits).map(|(threads, _)| threads)
     }
 
-    /// Threads for work that can use `wanted`; `otherwise` if the limit is reached.
-    fn lease(&self, wanted: usize, otherwise: Option<usize>) -> Option<Lease<'_>> {
+    /// Threads for work that can use `requested`; `otherwise` if the limit is reached.
+    fn lease(&self, requested: usize, otherwise: Option<usize>) -> Option<Lease<'_>> {
         let mut state = self.lock();
-        let threads = self.share(state.busy, wanted).or(otherwise)?;
+        let threads = self.share(state.busy, requested).or(otherwise)?;
         state.busy += threads;
         Some(Lease { pools: self, pool: None, threads })
     }
@@ -227,8 +227,8 @@ mod tests {
         for _ in 0..200 {
             let cell = OnceLock::new();
             let make = || in_parallel((0..64).collect(), |i: u64| i).iter().sum::<u64>();
-            let found = in_parallel((0..64).collect(), |_: u64| *get_or_make(&cell, make));
-            assert_eq!(found, [2016; 64]);
+            let values = in_parallel((0..64).collect(), |_: u64| *get_or_make(&cell, make));
+            assert_eq!(values, [2016; 64]);
         }
     }
 

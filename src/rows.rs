@@ -86,14 +86,14 @@ impl Rows {
         let is_unit =
             |row: &[f32], of: &Direction| of.unit == 1.0 && of.mean == 0.0 && is_enough(row, of);
         let tasks = values.chunks(DIRECTIONS_TOGETHER * dim).collect();
-        let found = in_parallel(tasks, |rows: &[f32]| {
+        let blocks = in_parallel(tasks, |rows: &[f32]| {
             job.check()?;
             let of = directions_of(metric, rows, dim);
             let are_units = rows.chunks_exact(dim).zip(&of).all(|(row, of)| is_unit(row, of));
             Ok((of, are_units))
         });
-        let found = found.into_iter().collect::<Result<Vec<_>>>()?;
-        let (directions, are_units): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let blocks = blocks.into_iter().collect::<Result<Vec<_>>>()?;
+        let (directions, are_units): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
         let directions = {
             let parts = directions;
             parts.concat()
@@ -358,11 +358,11 @@ mod tests {
             let some = part.at(&positions, &job).unwrap();
             assert!(in_use() - before >= positions.len() * (dim * 4 + size_of::<Direction>()));
             for (i, position) in positions.into_iter().enumerate() {
-                let own = &values[(150 + position as usize) * dim..][..dim];
-                let direction = Metric::Cosine.direction(own).unwrap().unwrap();
+                let original = &values[(150 + position as usize) * dim..][..dim];
+                let direction = Metric::Cosine.direction(original).unwrap().unwrap();
                 for (rows, row) in [(&part, position as usize), (&some, i)] {
                     let vector = rows.vector::<f32>(row).unwrap();
-                    assert_eq!((vector.values, vector.direction), (own, Some(direction)));
+                    assert_eq!((vector.values, vector.direction), (original, Some(direction)));
                     let unit = &rows.reals::<f32>().unwrap()[row * dim..][..dim];
                     let rounded = vector.coordinates().map(|x| x as f32);
                     assert!(rounded.eq(unit.iter().copied()));

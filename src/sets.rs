@@ -40,17 +40,17 @@ impl Sets {
     pub fn push(&mut self, tokens: &[i64]) {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
-        let own = &mut self.tokens[start..];
-        if !own.is_sorted_by(|a, b| a < b) {
-            own.sort_unstable();
-            let mut kept = start;
+        let added = &mut self.tokens[start..];
+        if !added.is_sorted_by(|a, b| a < b) {
+            added.sort_unstable();
+            let mut end = start;
             for at in start..self.tokens.len() {
-                if at == start || self.tokens[at] != self.tokens[kept - 1] {
-                    self.tokens[kept] = self.tokens[at];
-                    kept += 1;
+                if at == start || self.tokens[at] != self.tokens[end - 1] {
+                    self.tokens[end] = self.tokens[at];
+                    end += 1;
                 }
             }
-            self.tokens.truncate(kept);
+            self.tokens.truncate(end);
         }
         self.ends.push(self.tokens.len());
     }
@@ -241,8 +241,8 @@ mod tests {
                 sets.tokens(0).to_vec()
             };
             let (a, b) = (of(10, 60), of(if trial % 2 == 0 { 12 } else { 900 }, 1 + trial * 4));
-            let wanted = a.iter().filter(|token| b.contains(token)).count();
-            assert_eq!((in_both(&a, &b), in_both(&b, &a)), (wanted, wanted));
+            let common = a.iter().filter(|token| b.contains(token)).count();
+            assert_eq!((in_both(&a, &b), in_both(&b, &a)), (common, common));
         }
     }
 }

@@ -129,7 +129,7 @@ pub fn reading(file: &Path, has_bits: bool) -> String {
 /// The minimum seconds of three processes that run a statement and must print the same.
 fn least(program: &Path, device: &str, statement: &str) -> Result<f64> {
     let set = format!("SET neighbors.device = '{device}'");
-    let mut found: Option<(f64, Vec<u8>)> = None;
+    let mut best: Option<(f64, Vec<u8>)> = None;
     for _ in 0..3 {
         let start = Instant::now();
         let done = Command::new(program)
@@ -139,7 +139,7 @@ fn least(program: &Path, device: &str, statement: &str) -> Result<f64> {
         if !done.status.success() {
             return Err(format!("{statement}: {}", String::from_utf8_lossy(&done.stderr)).into());
         }
-        found = Some(match found {
+        best = Some(match best {
             Some((_, before)) if before != done.stdout => {
                 return Err(format!("{statement}: two answers").into());
             }
@@ -147,5 +147,5 @@ fn least(program: &Path, device: &str, statement: &str) -> Result<f64> {
             None => (seconds, done.stdout),
         });
     }
-    Ok(found.expect("three runs").0)
+    Ok(best.expect("three runs").0)
 }

@@ -24,9 +24,9 @@ pub fn device(
     way: Option<&str>,
 ) -> Result<AnyDevice, Box<dyn std::error::Error>> {
     let device = AnyDevice::choose(choice, memory, 0.0)?;
-    let Some(wanted) = way else { return Ok(device) };
-    let way = device.test_variants().into_iter().find(|(name, _)| *name == wanted);
-    Ok(way.ok_or_else(|| format!("this device has no way '{wanted}'"))?.1)
+    let Some(requested) = way else { return Ok(device) };
+    let way = device.test_variants().into_iter().find(|(name, _)| *name == requested);
+    Ok(way.ok_or_else(|| format!("this device has no way '{requested}'"))?.1)
 }
 
 /// The first `rows` rows of a workload's file; with `doubles`, as float64.

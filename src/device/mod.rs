@@ -213,8 +213,8 @@ impl AnyDevice {
         let Some(ordinal) = Self::gpu_ordinal(choice, Some(operations)) else {
             return Ok(Self::cpu());
         };
-        let found = Self::cuda(ordinal, memory);
-        if choice == DeviceChoice::Auto { found.or_else(|_| Ok(Self::cpu())) } else { found }
+        let gpu = Self::cuda(ordinal, memory);
+        if choice == DeviceChoice::Auto { gpu.or_else(|_| Ok(Self::cpu())) } else { gpu }
     }
 
     /// The number of the GPU that [`choose`](Self::choose) requests for about `operations`

@@ -129,8 +129,8 @@ fn variances<T: Real>(values: &[T], means: &[f64], unit: f64, job: &Job) -> Resu
             || {
                 for row in block.chunks_exact(dim.max(1)) {
                     for ((x, mean), sum) in row.iter().zip(means).zip(&mut sums) {
-                        let apart = x.to_f64() * unit - mean;
-                        *sum += apart * apart;
+                        let deviation = x.to_f64() * unit - mean;
+                        *sum += deviation * deviation;
                     }
                 }
             },

@@ -126,13 +126,13 @@ impl<'a> Shares<'a> {
             is_here
         })?;
         let mut left = left as u64;
-        let found = self.rows_of(block).find(|row| {
+        let drawn_row = self.rows_of(block).find(|row| {
             let share = self.of(*row, cost(*row));
             let is_here = left < share;
             left -= if is_here { 0 } else { share };
             is_here
         });
-        found.map(|row| row as u32)
+        drawn_row.map(|row| row as u32)
     }
 
     /// Draws the first row, by weight alone.

@@ -255,9 +255,9 @@ impl KnnLsh {
                 if let Some(weights) =
                     self.weights.as_ref().filter(|w| w.len() != errors.saturating_add(1))
                 {
-                    let (found, wanted) = (weights.len(), errors.saturating_add(1));
+                    let (numbers, needed) = (weights.len(), errors.saturating_add(1));
                     return Err(format!(
-                        "weights has {found} numbers, but errors asks for {wanted}"
+                        "weights has {numbers} numbers, but errors asks for {needed}"
                     ));
                 }
                 if errors > most {
@@ -276,8 +276,8 @@ impl KnnLsh {
 /// The value with this name, if a name is given.
 fn named<T: Copy>(argument: &str, name: Option<&str>, all: &[(&str, T)]) -> Result<Option<T>> {
     let Some(name) = name else { return Ok(None) };
-    let found = all.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
-    found.map(|(_, found)| Some(*found)).ok_or_else(|| {
+    let entry = all.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+    entry.map(|(_, value)| Some(*value)).ok_or_else(|| {
         let names: Vec<_> = all.iter().map(|(name, _)| format!("'{name}'")).collect();
         let names = names.join(", ");
         Error::InvalidArgument(format!("unknown {argument} '{name}'; accepted are {names}"))

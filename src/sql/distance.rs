@@ -68,13 +68,13 @@ impl Distance {
             return plan_err!("{} takes two vectors, not {}", self.name, types.len());
         };
         let mut kinds = [None, None];
-        for (kind, found) in kinds.iter_mut().zip([a, b]) {
-            *kind = match kind_of_vector(found, Some(self.metric)) {
+        for (kind, data_type) in kinds.iter_mut().zip([a, b]) {
+            *kind = match kind_of_vector(data_type, Some(self.metric)) {
                 Some(kind) if self.metric.accepts(kind) => Some(kind),
-                None if found.is_null() => None,
+                None if data_type.is_null() => None,
                 _ => {
                     let wants = self.metric.compares();
-                    return plan_err!("{} takes {wants}, not {found}", self.name);
+                    return plan_err!("{} takes {wants}, not {data_type}", self.name);
                 }
             };
         }

@@ -102,11 +102,11 @@ mod tests {
     #[test]
     fn every_function_has_a_page_with_its_arguments() {
         for function in TABLE.iter().map(|function| &function.signature) {
-            for Argument { name, default, meaning: wanted, .. } in function.arguments {
+            for Argument { name, default, meaning: expected, .. } in function.arguments {
                 let shown = row(function, name)[1].replace('`', "");
                 assert_eq!(shown, default.unwrap_or("required"), "{}: {name}", function.name);
                 let shown = meaning(function, name);
-                assert!(shown.starts_with(wanted), "{}: {name}: {shown}", function.name);
+                assert!(shown.starts_with(expected), "{}: {name}: {shown}", function.name);
             }
             let named = rows(function).iter().flat_map(|row| row[0].matches('`')).count() / 2;
             assert_eq!(named, function.arguments.len(), "{}", function.name);

@@ -10,7 +10,7 @@ pub(super) fn may_move(condition: &Expr) -> bool {
 }
 
 fn has_subquery(expr: &Expr) -> bool {
-    let found = expr.exists(|expr| {
+    let has_one = expr.exists(|expr| {
         Ok(matches!(
             expr,
             Expr::ScalarSubquery(_)
@@ -20,5 +20,5 @@ fn has_subquery(expr: &Expr) -> bool {
                 | Expr::OuterReferenceColumn(..)
         ))
     });
-    found.unwrap_or(true)
+    has_one.unwrap_or(true)
 }

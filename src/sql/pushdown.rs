@@ -152,8 +152,8 @@ mod tests {
             rules.iter().map(|rule| rule.name().to_string()).collect()
         };
         assert_eq!(names(&once), names(&twice));
-        let own = names(&once).iter().position(|name| name == PushBelowGroups::NAME).unwrap();
-        assert_eq!(once[own - 1].name(), "push_down_filter");
+        let position = names(&once).iter().position(|name| name == PushBelowGroups::NAME).unwrap();
+        assert_eq!(once[position - 1].name(), "push_down_filter");
         let others = names(&once).into_iter().filter(|name| name != PushBelowGroups::NAME);
         assert_eq!(others.collect::<Vec<_>>(), names(&before));
     }

@@ -72,24 +72,25 @@ impl WindowUDFImpl for GroupWindowUdf {
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
         if !self.function.accepts(types.len()) {
-            let (syntax, found) = (self.function.syntax(), types.len());
-            return plan_err!("{syntax} OVER (…) takes other arguments; {found} are given");
+            let (syntax, count) = (self.function.syntax(), types.len());
+            return plan_err!("{syntax} OVER (…) takes other arguments; {count} are given");
         }
         let vector = match &types[0] {
             // The vector is coerced to the dictionary's value type.
             DataType::Dictionary(_, values) => values.as_ref().clone(),
             DataType::Null => VectorKind::Numbers.of_nulls(),
-            found => found.clone(),
+            data_type => data_type.clone(),
         };
         match kind_of_vector(&vector, None) {
             Some(ElementKind::F32 | ElementKind::F64) => {
                 Ok(std::iter::once(vector).chain(types[1..].iter().cloned()).collect())
             }
             _ => {
-                let (name, found) = (self.function.name, &types[0]);
+                let (name, data_type) = (self.function.name, &types[0]);
                 let advice = VectorKind::Numbers.advice("v", &vector);
                 plan_err!(
-                    "{name}: argument 'v' is of type {found}; accepted are lists of numbers{advice}"
+                    "{name}: argument 'v' is of type {data_type}; accepted are lists of \
+                     numbers{advice}"
                 )
             }
         }
@@ -256,18 +257,18 @@ fn label(
     };
     let keys: HashMap<usize, String> =
         partition_by.iter().zip(&groups).filter_map(key_of).collect();
-    let own = format!("{prefix}cluster");
+    let label = format!("{prefix}cluster");
     let below: Vec<Expr> =
         numbered.chain(reads.into_iter().map(|(name, expr)| expr.alias(name))).collect();
     let input = LogicalPlanBuilder::from(plan).project(below)?.build()?;
-    let call = Labelled { vector, groups, arguments, label: own.clone() };
+    let call = Labelled { vector, groups, arguments, label: label.clone() };
     let labelled = (function.label)(input, call)?;
     let above = columns.into_iter().enumerate().map(|(i, column)| {
         let name = keys.get(&i).cloned().unwrap_or_else(|| number(i));
         Expr::Column(Column::from_name(name)).alias_qualified(column.relation, column.name)
     });
-    let own = Expr::Column(Column::from_name(own)).alias(name);
-    let above: Vec<Expr> = above.chain([own]).collect();
+    let labels = Expr::Column(Column::from_name(label)).alias(name);
+    let above: Vec<Expr> = above.chain([labels]).collect();
     LogicalPlanBuilder::from(labelled).project(above)?.build()
 }
 
@@ -304,10 +305,10 @@ impl Reads {
 
     /// Adds an expression, under its own name if that is free.
     fn add(&mut self, expr: Expr) -> String {
-        let own = expr.schema_name().to_string();
-        let (mut name, mut next) = (own.clone(), 2);
+        let schema_name = expr.schema_name().to_string();
+        let (mut name, mut next) = (schema_name.clone(), 2);
         while self.0.iter().any(|(known, _)| *known == name) {
-            name = vector_name(&own, next);
+            name = vector_name(&schema_name, next);
             next += 1;
         }
         self.0.push((name.clone(), expr));

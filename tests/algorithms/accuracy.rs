@@ -133,13 +133,13 @@ fn arithmetic_has_no_range() {
 #[test]
 fn distances_are_those_of_exact_fractions() {
     for (metric, x, y, (high, low, power)) in KNOWN {
-        let wanted = Extended::new(Double { high, low }, power);
-        let found = distance(metric, x, y);
-        let scale = if metric.is_of_directions() { Extended::from(1.0) } else { wanted.abs() };
-        let gap = (found.value - wanted).abs();
-        assert!(gap.is_below(scale * Extended::from(1e-30)), "{metric}: {x:?}, {y:?}: {found}");
+        let expected = Extended::new(Double { high, low }, power);
+        let bounds = distance(metric, x, y);
+        let scale = if metric.is_of_directions() { Extended::from(1.0) } else { expected.abs() };
+        let gap = (bounds.value - expected).abs();
+        assert!(gap.is_below(scale * Extended::from(1e-30)), "{metric}: {x:?}, {y:?}: {bounds}");
         let computed = definition(metric, x, y);
-        assert!(found.allows(computed), "{metric}: {x:?}, {y:?}: {computed:e}, {found}");
+        assert!(bounds.allows(computed), "{metric}: {x:?}, {y:?}: {computed:e}, {bounds}");
     }
 }
 
@@ -148,8 +148,8 @@ fn equal_rows_have_no_distance() {
     for row in [[1e300, -2e300, 0.1], [1e-310, 5e-324, 0.0], [0.1, 0.2, 0.7]] {
         for metric in [Metric::L2, Metric::SqEuclidean, Metric::L1, Metric::Cosine, Metric::Pearson]
         {
-            let found = distance(metric, &row, &row);
-            assert!(found.allows(0.0) && !found.allows(1e-15), "{metric}: {row:?}: {found}");
+            let bounds = distance(metric, &row, &row);
+            assert!(bounds.allows(0.0) && !bounds.allows(1e-15), "{metric}: {row:?}: {bounds}");
         }
     }
 }
@@ -163,10 +163,10 @@ fn inaccurate_distances_are_refused() {
         // These errors are relative to the root of a tiny distance, or to the mean.
         let is_rough = (1e-30..1e-16).contains(&exact) || metric == Metric::Pearson;
         if exact.is_normal() && !is_rough {
-            let found = distance(metric, x, y);
+            let bounds = distance(metric, x, y);
             let part = if metric == Metric::Cosine { 1e-7 } else { 1e-14 };
-            assert!(!found.allows(exact * (1.0 + part)), "{metric}: {x:?}, {y:?}: {found}");
-            assert!(!found.allows(f64::from(exact as f32)), "{metric}: {x:?}, {y:?}: {found}");
+            assert!(!bounds.allows(exact * (1.0 + part)), "{metric}: {x:?}, {y:?}: {bounds}");
+            assert!(!bounds.allows(f64::from(exact as f32)), "{metric}: {x:?}, {y:?}: {bounds}");
         }
     }
     let (x, y) = ([0.3, 0.7, 0.1], [0.3, 0.7, 0.1 + 1e-9]);
@@ -208,9 +208,9 @@ fn wrong_lists_are_refused() {
         let error = check(&swapped, &with).expect_err("an order that descends");
         assert!(error.contains("listed before it"), "{metric}: {error}");
         // The second row of each list is left out.
-        let kept = |i: &usize| i % 5 != 1;
-        let fewer: Vec<u32> = (0..15).filter(kept).map(|i| rows[i]).collect();
-        let with: Vec<f64> = (0..15).filter(kept).map(|i| distances[i]).collect();
+        let is_listed = |i: &usize| i % 5 != 1;
+        let fewer: Vec<u32> = (0..15).filter(is_listed).map(|i| rows[i]).collect();
+        let with: Vec<f64> = (0..15).filter(is_listed).map(|i| distances[i]).collect();
         let error = check(&fewer, &with).expect_err("a row is missing");
         assert!(error.contains("is not listed"), "{metric}: {error}");
     }

@@ -20,13 +20,13 @@ fn run(rows: &ArrayRef, params: &KMeans) -> Clustering {
     kmeans(&AnyDevice::cpu(), rows, None, None, params).expect("clusters").0
 }
 
-fn centroids(found: &Clustering) -> Vec<Vec<f64>> {
-    let flat: Vec<f64> = match found.centroids.elements() {
+fn centroids(clustering: &Clustering) -> Vec<Vec<f64>> {
+    let flat: Vec<f64> = match clustering.centroids.elements() {
         Elements::F32(values) => values.iter().map(|x| f64::from(*x)).collect(),
         Elements::F64(values) => values.clone(),
         Elements::Bits(_) | Elements::Sets(_) => unreachable!("centroids are numbers"),
     };
-    flat.chunks(found.centroids.dim()).map(<[f64]>::to_vec).collect()
+    flat.chunks(clustering.centroids.dim()).map(<[f64]>::to_vec).collect()
 }
 
 fn fact(set: &str, name: &str) -> f64 {
@@ -39,20 +39,21 @@ fn fact(set: &str, name: &str) -> f64 {
 fn labels_are_the_nearest_centroids_of_an_exact_search() {
     // Integers on a line, some halfway between two centroids, and clusters far from each other.
     let line: Vec<Vec<f64>> = (0..200).map(|i| vec![f64::from(i * 37 % 200)]).collect();
-    let mut apart = Kind::Normal.rows(3, 350, 4);
-    for (i, row) in apart.iter_mut().enumerate() {
+    let mut distant = Kind::Normal.rows(3, 350, 4);
+    for (i, row) in distant.iter_mut().enumerate() {
         row.iter_mut().for_each(|x| *x += 40.0 * (i % 7) as f64);
     }
     let nearest = KnnExact::k(1).metric(Metric::SqEuclidean);
-    for (rows, k) in [(&line, 3), (&line, 8), (&line, 13), (&apart, 5), (&apart, 7)] {
+    for (rows, k) in [(&line, 3), (&line, 8), (&line, 13), (&distant, 5), (&distant, 7)] {
         for (narrow, seed) in [(false, 0), (true, 1), (false, 2), (true, 3)] {
             let rows = vectors(rows, narrow);
-            let found = run(&rows, &KMeans::k(k).seed(seed));
-            let base = vectors(&centroids(&found), narrow);
-            let wanted = knn_exact(&AnyDevice::cpu(), &base, Some(&rows), &nearest);
-            let wanted = lists(&wanted.expect("neighbours")).into_values().map(|list| list[0].0);
-            let wanted: Vec<u32> = wanted.collect();
-            assert_eq!(found.labels, wanted, "k {k}, narrow {narrow}, seed {seed}");
+            let clustering = run(&rows, &KMeans::k(k).seed(seed));
+            let base = vectors(&centroids(&clustering), narrow);
+            let neighbors = knn_exact(&AnyDevice::cpu(), &base, Some(&rows), &nearest);
+            let expected =
+                lists(&neighbors.expect("neighbours")).into_values().map(|list| list[0].0);
+            let expected: Vec<u32> = expected.collect();
+            assert_eq!(clustering.labels, expected, "k {k}, narrow {narrow}, seed {seed}");
         }
     }
 }
@@ -61,24 +62,24 @@ fn labels_are_the_nearest_centroids_of_an_exact_search() {
 #[test]
 fn from_the_same_start_as_scikit_learn() {
     for set in SETS {
-        let (rows, wanted) = (golden(set, "rows"), golden(set, "centroids"));
-        let column = |name: &str| wanted.column_by_name(name).expect("a column").clone();
-        let k = wanted.num_rows() as u64;
+        let (rows, expected) = (golden(set, "rows"), golden(set, "centroids"));
+        let column = |name: &str| expected.column_by_name(name).expect("a column").clone();
+        let k = expected.num_rows() as u64;
         let vectors = rows.column_by_name("v").expect("vectors");
         let params = KMeans::k(k);
         let start = column("start");
-        let found = kmeans(&AnyDevice::cpu(), vectors, None, Some(&start), &params);
-        let (found, _) = found.expect("clusters");
-        assert_eq!(found.rounds.iterations as f64, fact(set, "n_iter"), "{set}");
+        let clustering = kmeans(&AnyDevice::cpu(), vectors, None, Some(&start), &params);
+        let (clustering, _) = clustering.expect("clusters");
+        assert_eq!(clustering.rounds.iterations as f64, fact(set, "n_iter"), "{set}");
         let labels = rows.column_by_name("cluster").expect("labels").as_primitive::<Int32Type>();
         let labels: Vec<_> = labels.values().iter().map(|label| *label as u32).collect();
-        assert_eq!(found.labels, labels, "{set}");
+        assert_eq!(clustering.labels, labels, "{set}");
         let inertia = fact(set, "inertia");
-        assert!((found.inertia() - inertia).abs() <= 1e-6 * inertia, "{set}: {inertia}");
-        let wanted = column("v");
-        let wanted = wanted.as_fixed_size_list().values().as_primitive::<Float64Type>().values();
-        for (found, wanted) in centroids(&found).iter().flatten().zip(wanted) {
-            assert!((found - wanted).abs() <= 1e-6, "{set}: {found} is not {wanted}");
+        assert!((clustering.inertia() - inertia).abs() <= 1e-6 * inertia, "{set}: {inertia}");
+        let means = column("v");
+        let means = means.as_fixed_size_list().values().as_primitive::<Float64Type>().values();
+        for (x, mean) in centroids(&clustering).iter().flatten().zip(means) {
+            assert!((x - mean).abs() <= 1e-6, "{set}: {x} is not {mean}");
         }
     }
 }
@@ -95,9 +96,9 @@ fn as_good_as_scikit_learn_from_any_seed() {
             let mut inertias: Vec<f64> =
                 (0..20).map(|seed| run(rows, &params.clone().seed(seed)).inertia()).collect();
             inertias.sort_by(f64::total_cmp);
-            let (median, wanted) = ((inertias[9] + inertias[10]) / 2.0, fact(set, "median"));
+            let (median, expected) = ((inertias[9] + inertias[10]) / 2.0, fact(set, "median"));
             let limit = if init == Init::PlusPlus { 1.01 } else { 1.05 };
-            assert!(median <= limit * wanted, "{set}, {init:?}: {median} against {wanted}");
+            assert!(median <= limit * expected, "{set}, {init:?}: {median} against {expected}");
         }
     }
 }
@@ -124,8 +125,8 @@ fn threads_change_no_cluster() {
         let rows = vectors(&Kind::Normal.rows(5, 20_000, 7), narrow);
         let run = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            let found = pool.expect("a pool").install(|| run(&rows, &KMeans::k(40).seed(3)));
-            (found.labels, found.distances, found.centroids, found.inertias)
+            let clustering = pool.expect("a pool").install(|| run(&rows, &KMeans::k(40).seed(3)));
+            (clustering.labels, clustering.distances, clustering.centroids, clustering.inertias)
         };
         let one = run(1);
         assert!([2, 3, 8].into_iter().all(|threads| run(threads) == one));
@@ -137,9 +138,9 @@ fn threads_change_no_cluster() {
 fn one_cluster_and_as_many_as_vectors() {
     let rows = Kind::Normal.rows(2, 90, 4);
     let one = run(&vectors(&rows, false), &KMeans::k(1));
-    for (j, found) in centroids(&one)[0].iter().enumerate() {
+    for (j, value) in centroids(&one)[0].iter().enumerate() {
         let mean = rows.iter().map(|row| row[j]).sum::<f64>() / rows.len() as f64;
-        assert!((found - mean).abs() < 1e-12, "{found} is not {mean}");
+        assert!((value - mean).abs() < 1e-12, "{value} is not {mean}");
     }
     for init in [Init::PlusPlus, Init::Parallel, Init::Random] {
         let all = run(&vectors(&rows, false), &KMeans::k(90).init(init));
@@ -207,23 +208,23 @@ proptest! {
         let k = k.min(rows);
         let x = Kind::Normal.rows(seed, rows, dim);
         let params = KMeans::k(k as u64).seed(seed).tolerance(0.0);
-        let found = run(&vectors(&x, false), &params);
-        let means = centroids(&found);
+        let clustering = run(&vectors(&x, false), &params);
+        let means = centroids(&clustering);
         let square = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>();
         let mut of: HashMap<usize, Vec<&Vec<f64>>> = HashMap::new();
-        for (row, label) in x.iter().zip(&found.labels) {
-            let own = square(row, &means[*label as usize]);
-            prop_assert!(means.iter().all(|mean| own <= square(row, mean) * (1.0 + 1e-12)));
+        for (row, label) in x.iter().zip(&clustering.labels) {
+            let cost = square(row, &means[*label as usize]);
+            prop_assert!(means.iter().all(|mean| cost <= square(row, mean) * (1.0 + 1e-12)));
             of.entry(*label as usize).or_default().push(row);
         }
         for (cluster, mean) in means.iter().enumerate() {
-            let own = of.remove(&cluster).unwrap_or_default();
-            prop_assert_eq!(found.sizes[cluster], own.len() as u64);
-            let inertia: f64 = own.iter().map(|row| square(row, mean)).sum();
-            prop_assert!((found.inertias[cluster] - inertia).abs() <= 1e-9 * (1.0 + inertia));
-            for (j, found) in mean.iter().enumerate() {
-                let wanted = own.iter().map(|row| row[j]).sum::<f64>() / own.len() as f64;
-                prop_assert!((found - wanted).abs() <= 1e-9, "{} is not {}", found, wanted);
+            let members = of.remove(&cluster).unwrap_or_default();
+            prop_assert_eq!(clustering.sizes[cluster], members.len() as u64);
+            let inertia: f64 = members.iter().map(|row| square(row, mean)).sum();
+            prop_assert!((clustering.inertias[cluster] - inertia).abs() <= 1e-9 * (1.0 + inertia));
+            for (j, value) in mean.iter().enumerate() {
+                let expected = members.iter().map(|row| row[j]).sum::<f64>() / members.len() as f64;
+                prop_assert!((value - expected).abs() <= 1e-9, "{} is not {}", value, expected);
             }
         }
     }
@@ -234,11 +235,11 @@ proptest! {
 fn nulls_and_weights() {
     let some = [Some([Some(1.0)]), None, Some([Some(2.0)]), Some([Some(9.0)])];
     let array = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(some, 1);
-    let (found, positions) =
+    let (clustering, positions) =
         kmeans(&AnyDevice::cpu(), &array, None, None, &KMeans::k(2)).expect("clusters");
-    assert_eq!((found.labels.len(), positions), (3, vec![0, 2, 3]));
+    assert_eq!((clustering.labels.len(), positions), (3, vec![0, 2, 3]));
     for weights in [[1.0, -1.0, 1.0], [1.0, f64::NAN, 1.0], [0.0, 0.0, 0.0]] {
-        let found = kmeans(&AnyDevice::cpu(), &array, Some(&weights), None, &KMeans::k(2));
-        assert!(found.is_err(), "{weights:?}");
+        let result = kmeans(&AnyDevice::cpu(), &array, Some(&weights), None, &KMeans::k(2));
+        assert!(result.is_err(), "{weights:?}");
     }
 }

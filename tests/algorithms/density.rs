@@ -35,15 +35,16 @@ fn the_clusters_of_scikit_learn() {
             let (metric, eps) = (metric.parse().expect("a metric"), eps.parse().expect("eps"));
             let min_points = min_points.parse().expect("a number");
             let params = DbscanParams::try_new(eps, min_points, metric).expect("parameters");
-            let found = dbscan(&device, &rows, None, &[count], &params, &Job::default());
-            let found = found.expect("clusters");
-            let wanted = table.column_by_name(field.name()).expect("clusters");
-            let wanted = wanted.as_primitive::<Int32Type>().values();
-            let labels = found.clusters.iter().map(|label| label.map_or(-1, |label| label as i32));
-            assert!(labels.eq(wanted.iter().copied()), "{set}, {choice}");
+            let density = dbscan(&device, &rows, None, &[count], &params, &Job::default());
+            let density = density.expect("clusters");
+            let expected = table.column_by_name(field.name()).expect("clusters");
+            let expected = expected.as_primitive::<Int32Type>().values();
+            let labels =
+                density.clusters.iter().map(|label| label.map_or(-1, |label| label as i32));
+            assert!(labels.eq(expected.iter().copied()), "{set}, {choice}");
             let core = table.column_by_name(&format!("core {choice}")).expect("core rows");
             let core = core.as_boolean().values().iter();
-            assert!(core.eq(found.core.iter().copied()), "{set}, {choice}: core rows");
+            assert!(core.eq(density.core.iter().copied()), "{set}, {choice}: core rows");
             choices += 1;
         }
         assert!(choices >= 3, "{set}: {choices} choices of parameters");
@@ -69,10 +70,10 @@ fn core_rows_are_those_with_enough_neighbours_of_an_exact_search() {
             let counts: Vec<u64> = lists.values().map(within).collect();
             for min_points in [1, 2, 5, 9, 20] {
                 let params = Dbscan::eps(eps).min_points(min_points);
-                let found = datafusion_neighbors::dbscan(&device, &rows, None, &params);
-                let (found, _) = found.expect("clusters");
-                let wanted: Vec<bool> = counts.iter().map(|count| *count >= min_points).collect();
-                assert_eq!(found.core, wanted, "eps {eps}, min_points {min_points}, {narrow}");
+                let density = datafusion_neighbors::dbscan(&device, &rows, None, &params);
+                let (density, _) = density.expect("clusters");
+                let expected: Vec<bool> = counts.iter().map(|count| *count >= min_points).collect();
+                assert_eq!(density.core, expected, "eps {eps}, min_points {min_points}, {narrow}");
             }
         }
     }

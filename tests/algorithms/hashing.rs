@@ -58,17 +58,17 @@ fn collisions_by(hasher: &Hasher, rows: &Rows, metric: Metric, width: f64) -> Ve
         let wholes = signature.wholes(&functions.values(rows), &functions).expect("in range");
         let mut lists = wholes.chunks_exact(PER_TABLE);
         let first = lists.next().expect("a row");
-        for (count, own) in counts.iter_mut().zip(lists) {
-            *count += own.iter().zip(first).filter(|(a, b)| a == b).count();
+        for (count, list) in counts.iter_mut().zip(lists) {
+            *count += list.iter().zip(first).filter(|(a, b)| a == b).count();
         }
     }
     counts.into_iter().map(|count| count as f64 / FUNCTIONS as f64).collect()
 }
 
-fn check(found: Vec<f64>, wanted: impl Iterator<Item = f64>, what: &str) {
-    for (i, (found, wanted)) in found.into_iter().zip(wanted).enumerate() {
-        let error = ERRORS * (wanted * (1.0 - wanted) / FUNCTIONS as f64).sqrt() + 1e-3;
-        assert!((found - wanted).abs() <= error, "{what} {i}: {found}, not {wanted}");
+fn check(shares: Vec<f64>, expected: impl Iterator<Item = f64>, what: &str) {
+    for (i, (share, expected)) in shares.into_iter().zip(expected).enumerate() {
+        let error = ERRORS * (expected * (1.0 - expected) / FUNCTIONS as f64).sqrt() + 1e-3;
+        assert!((share - expected).abs() <= error, "{what} {i}: {share}, not {expected}");
     }
 }
 
@@ -130,7 +130,7 @@ fn zero_sum_planes_collide_by_pearson() {
     check(collisions_by(&zero_sum, &rows, Metric::Cosine, 0.0), law(), "zero-sum");
     // Planes without zero sum do not.
     let others = collisions_by(&hasher, &rows, Metric::Cosine, 0.0);
-    assert!(others.iter().zip(law()).any(|(found, law)| (found - law).abs() > 0.3));
+    assert!(others.iter().zip(law()).any(|(share, law)| (share - law).abs() > 0.3));
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn a_centre_is_where_planes_meet() {
     let rows = rows_of(values, 2);
     let hasher = Hasher::new(Family::Hyperplane, Metric::L2, 7, 2);
     let hasher = hasher.with_centre_of(&rows, &Job::default()).expect("a centre");
-    let found = collisions_by(&hasher, &rows.slice(0..5), Metric::Cosine, 0.0);
-    check(found, angles.iter().map(|angle| 1.0 - angle / PI), "centre");
+    let shares = collisions_by(&hasher, &rows.slice(0..5), Metric::Cosine, 0.0);
+    check(shares, angles.iter().map(|angle| 1.0 - angle / PI), "centre");
 }
 
 /// The coefficients of each plane: the values of unit vectors.
@@ -173,17 +173,17 @@ fn orthogonal_planes_are_orthonormal() {
                 let functions = hasher.functions(table, count, &Job::default());
                 numbers(&functions.expect("functions"), 40)
             };
-            let found = all(2, most);
-            for (i, a) in found.iter().enumerate() {
-                for (j, b) in found.iter().enumerate() {
+            let coefficients = all(2, most);
+            for (i, a) in coefficients.iter().enumerate() {
+                for (j, b) in coefficients.iter().enumerate() {
                     let product: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
                     assert!((product - f64::from(i == j)).abs() < 1e-12, "{i}, {j}: {product}");
                 }
                 assert!(!is_zero_sum || a.iter().sum::<f64>().abs() < 1e-12);
             }
             // The first planes do not depend on the count; other tables have other planes.
-            assert_eq!(all(2, 5), found[..5]);
-            assert_ne!(all(3, 5), found[..5]);
+            assert_eq!(all(2, 5), coefficients[..5]);
+            assert_ne!(all(3, 5), coefficients[..5]);
         }
     }
 }
@@ -216,8 +216,8 @@ fn minhash_of_sets_collides_by_the_shared_part() {
         let mut sets = Sets::new(false);
         sets.push(&(0..60).map(|i| i * spread).collect::<Vec<i64>>());
         for (both, _, more) in others {
-            let own = (0..both).chain(1000..1000 + more);
-            sets.push(&own.map(|i| i * spread).collect::<Vec<i64>>());
+            let tokens = (0..both).chain(1000..1000 + more);
+            sets.push(&tokens.map(|i| i * spread).collect::<Vec<i64>>());
         }
         let rows = Rows::all(Arc::new(Matrix::new(Elements::Sets(sets), others.len() + 1, 0)));
         let law =
@@ -242,15 +242,15 @@ fn distinct_bits_agree_as_drawn_without_return() {
     for table in 0..tables {
         let functions = functions((Family::Bits, Metric::Hamming), 3, table, count, dim);
         let wholes = signature.wholes(&functions.values(&rows), &functions).expect("in range");
-        let keys: Vec<u64> = wholes.chunks_exact(count).map(|own| signature.key(own)).collect();
+        let keys: Vec<u64> = wholes.chunks_exact(count).map(|list| signature.key(list)).collect();
         counts.iter_mut().zip(&keys[1..]).for_each(|(n, key)| *n += usize::from(*key == keys[0]));
     }
-    let found = counts.map(|count| count as f64 / tables as f64).to_vec();
+    let shares = counts.map(|count| count as f64 / tables as f64).to_vec();
     let law = flips.iter().map(|(first, others)| {
-        let apart = first + others;
-        (0..count).map(|i| (dim - apart - i) as f64 / (dim - i) as f64).product()
+        let differing = first + others;
+        (0..count).map(|i| (dim - differing - i) as f64 / (dim - i) as f64).product()
     });
-    check(found, law, "bits");
+    check(shares, law, "bits");
 }
 
 #[test]
@@ -263,19 +263,19 @@ fn values_are_sums_in_order() {
         (0..dim).for_each(|j| units[j * dim + j] = 1.0);
         let planes = functions.values(&rows_of(units, dim));
         let rows = matrix_f64(&Kind::Normal.rows(4, 11, dim), dim, metric);
-        let found = functions.values(&rows);
+        let values = functions.values(&rows);
         let x = rows.reals::<f64>().expect("numbers");
-        for (row, found) in found.chunks_exact(count).enumerate() {
-            for (i, found) in found.iter().enumerate() {
-                let wanted = (0..dim)
+        for (row, values) in values.chunks_exact(count).enumerate() {
+            for (i, value) in values.iter().enumerate() {
+                let expected = (0..dim)
                     .fold(0.0, |sum, j| x[row * dim + j].mul_add(planes[j * count + i], sum));
-                assert_eq!(*found, wanted, "row {row}, function {i}");
+                assert_eq!(*value, expected, "row {row}, function {i}");
             }
         }
         // A function does not depend on the number of functions.
         let few = self::functions((Family::PStable, metric), 5, 2, 3, dim).values(&rows);
-        for (few, found) in few.chunks_exact(3).zip(found.chunks_exact(count)) {
-            assert_eq!(few, &found[..3]);
+        for (few, all) in few.chunks_exact(3).zip(values.chunks_exact(count)) {
+            assert_eq!(few, &all[..3]);
         }
     }
 }
@@ -304,19 +304,19 @@ fn next_buckets_are_the_nearest_ones() {
             _ => rows_of((0..dim).map(|_| rng.normal()).collect(), dim),
         };
         let values = functions.values(&rows);
-        let own = signature.wholes(&values, &functions).expect("in range");
+        let slots = signature.wholes(&values, &functions).expect("in range");
         // All combinations of changes by one step, sorted by their cost.
         let cost = |i: usize, change: i32| match family {
             Family::PStable => {
-                let at = values[i] / 0.7 + functions.offsets()[i] - f64::from(own[i]);
-                let apart = if change < 0 { at } else { 1.0 - at };
-                (apart * 0.7).powi(2)
+                let at = values[i] / 0.7 + functions.offsets()[i] - f64::from(slots[i]);
+                let distance = if change < 0 { at } else { 1.0 - at };
+                (distance * 0.7).powi(2)
             }
             Family::Hyperplane => values[i] * values[i],
             _ => 1.0,
         };
         let choices: &[i32] = if family == Family::PStable { &[0, -1, 1] } else { &[0, 1] };
-        let mut all = vec![(0.0, own.clone())];
+        let mut all = vec![(0.0, slots.clone())];
         for i in 0..count {
             let more = all.iter().flat_map(|(sum, wholes)| {
                 choices.iter().map(move |change| {
@@ -331,16 +331,16 @@ fn next_buckets_are_the_nearest_ones() {
             all = more.collect();
         }
         all.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let wanted: BTreeSet<u64> =
+        let expected: BTreeSet<u64> =
             all[..probes].iter().map(|(_, wholes)| signature.key(wholes)).collect();
         let mut keys = Vec::new();
-        Prober::default().keys(&signature, &values, &own, &functions, probes, &mut keys);
-        assert_eq!(keys[0], signature.key(&own));
+        Prober::default().keys(&signature, &values, &slots, &functions, probes, &mut keys);
+        assert_eq!(keys[0], signature.key(&slots));
         assert_eq!(keys.len(), probes);
-        assert_eq!(keys.iter().copied().collect::<BTreeSet<_>>(), wanted, "{}", family.name());
+        assert_eq!(keys.iter().copied().collect::<BTreeSet<_>>(), expected, "{}", family.name());
         // A shorter probing sequence is a prefix of a longer one.
         let mut few = Vec::new();
-        Prober::default().keys(&signature, &values, &own, &functions, 7, &mut few);
+        Prober::default().keys(&signature, &values, &slots, &functions, 7, &mut few);
         assert_eq!(few, keys[..7]);
     }
 }
@@ -364,19 +364,20 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
         let functions = functions((family, metric), seed, 0, count, dim);
         let mut rng = Rng(seed + 1);
         let values = functions.values(&rows_of((0..dim).map(|_| rng.normal()).collect(), dim));
-        let own = signature.wholes(&values, &functions).expect("in range");
+        let slots = signature.wholes(&values, &functions).expect("in range");
         // The steps of each function: cost, function, and change of the slot.
         let mut steps: Vec<(f64, usize, i32)> = Vec::new();
         for i in 0..count {
-            let power = |apart: f64| if metric == Metric::L1 { apart } else { apart * apart };
+            let power =
+                |distance: f64| if metric == Metric::L1 { distance } else { distance * distance };
             if family == Family::Hyperplane {
-                steps.push((power(values[i].abs()), i, 1 - 2 * own[i]));
+                steps.push((power(values[i].abs()), i, 1 - 2 * slots[i]));
                 continue;
             }
             let at = values[i] / width + functions.offsets()[i];
             let slot =
                 |at: f64| if rounding == SlotRounding::Zero { at.trunc() } else { at.floor() };
-            assert_eq!(slot(at) as i32, own[i]);
+            assert_eq!(slot(at) as i32, slots[i]);
             for change in [-1, 1] {
                 // The nearest boundary of the slot in this direction; rounding to zero has none at
                 // 0.
@@ -384,18 +385,18 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
                     if change < 0 { at.ceil() - f64::from(n) } else { at.floor() + f64::from(n) }
                 });
                 let beyond = |edge: f64| slot(edge + f64::from(change) * 1e-6) as i32;
-                let edge = edges.into_iter().find(|edge| beyond(*edge) == own[i] + change);
-                let apart = (edge.expect("an edge") - at).abs() * width;
-                steps.push((power(apart), i, change));
+                let edge = edges.into_iter().find(|edge| beyond(*edge) == slots[i] + change);
+                let distance = (edge.expect("an edge") - at).abs() * width;
+                steps.push((power(distance), i, change));
             }
         }
         steps.sort_by(|a, b| a.0.total_cmp(&b.0));
         let few = steps.len().min(12);
         let mut sets: Vec<(f64, Vec<i32>)> = Vec::new();
         'sets: for set in 0u32..1 << few {
-            let (mut wholes, mut sum) = (own.clone(), 0.0);
+            let (mut wholes, mut sum) = (slots.clone(), 0.0);
             for (cost, i, change) in (0..few).filter(|j| set >> j & 1 == 1).map(|j| steps[j]) {
-                if wholes[i] != own[i] {
+                if wholes[i] != slots[i] {
                     continue 'sets;
                 }
                 (wholes[i], sum) = (wholes[i] + change, sum + cost);
@@ -405,10 +406,10 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
         sets.sort_by(|a, b| a.0.total_cmp(&b.0));
         let probes = (few + 1).min(sets.len());
         let mut keys = Vec::new();
-        Prober::default().keys(&signature, &values, &own, &functions, probes, &mut keys);
-        let wanted: Vec<u64> =
+        Prober::default().keys(&signature, &values, &slots, &functions, probes, &mut keys);
+        let expected: Vec<u64> =
             sets[..probes].iter().map(|(_, wholes)| signature.key(wholes)).collect();
-        assert_eq!(keys, wanted, "{}, {metric}, {count}, seed {seed}", family.name());
+        assert_eq!(keys, expected, "{}, {metric}, {count}, seed {seed}", family.name());
     }
 }
 
@@ -423,20 +424,20 @@ fn more_tables_of_every_kind_find_more() {
     let bits: Vec<[u8; 4]> = (0..400).map(few_bits).collect();
     let bits = FixedSizeBinaryArray::try_from_iter(bits.into_iter()).expect("rows of 32 bits");
     let bits: ArrayRef = Arc::new(bits);
-    let planes = |name: &'static str| move |asked: KnnLsh| asked.metric(Metric::L2).planes(name);
+    let planes = |name: &'static str| move |params: KnnLsh| params.metric(Metric::L2).planes(name);
     let kinds: [(&str, &ArrayRef, Of); 6] = [
-        ("bits", &bits, Box::new(|asked| asked.metric(Metric::Hamming))),
-        ("minhash", &bits, Box::new(|asked| asked.metric(Metric::Jaccard))),
-        ("pearson", &numbers, Box::new(|asked| asked.metric(Metric::Pearson))),
+        ("bits", &bits, Box::new(|params| params.metric(Metric::Hamming))),
+        ("minhash", &bits, Box::new(|params| params.metric(Metric::Jaccard))),
+        ("pearson", &numbers, Box::new(|params| params.metric(Metric::Pearson))),
         ("orthogonal", &numbers, Box::new(planes("orthogonal"))),
         ("trained", &numbers, Box::new(planes("trained"))),
-        ("boxes", &numbers, Box::new(move |asked| planes("orthogonal")(asked).box_radius(0.4))),
+        ("boxes", &numbers, Box::new(move |params| planes("orthogonal")(params).box_radius(0.4))),
     ];
     for (name, rows, of) in kinds {
         let probed = |tables, hashes, probes| {
-            let asked = of(KnnLsh::k(399).tables(tables).hashes(hashes).seed(3));
-            let asked = if probes > 1 { asked.probes(probes) } else { asked };
-            pairs(&knn_lsh(&cpu(), rows.as_ref(), None, &asked).expect("neighbours"))
+            let params = of(KnnLsh::k(399).tables(tables).hashes(hashes).seed(3));
+            let params = if probes > 1 { params.probes(probes) } else { params };
+            pairs(&knn_lsh(&cpu(), rows.as_ref(), None, &params).expect("neighbours"))
         };
         let some = probed(2, 5, 1);
         assert!(!some.is_empty() && some.len() < 399 * 400, "{name}: {}", some.len());
@@ -456,8 +457,8 @@ fn more_tables_of_every_kind_find_more() {
 }
 
 /// The pairs of a query and a neighbour.
-fn pairs(found: &RecordBatch) -> BTreeSet<(u32, u32)> {
-    let column = |i: usize| found.column(i).as_primitive::<UInt32Type>().values();
+fn pairs(neighbors: &RecordBatch) -> BTreeSet<(u32, u32)> {
+    let column = |i: usize| neighbors.column(i).as_primitive::<UInt32Type>().values();
     column(0).iter().copied().zip(column(1).iter().copied()).collect()
 }
 
@@ -465,26 +466,26 @@ fn pairs(found: &RecordBatch) -> BTreeSet<(u32, u32)> {
 fn more_tables_and_fewer_functions_find_more() {
     let rows = Kind::Normal.rows(8, 600, 6);
     let base = vectors(&rows, true);
-    let all = |asked: KnnLsh| {
-        let found = knn_lsh(&cpu(), base.as_ref(), None, &asked).expect("neighbours");
-        pairs(&found)
+    let all = |params: KnnLsh| {
+        let neighbors = knn_lsh(&cpu(), base.as_ref(), None, &params).expect("neighbours");
+        pairs(&neighbors)
     };
     for metric in [Metric::L2, Metric::L1, Metric::Cosine] {
-        let asked = |tables, hashes, probes| {
-            let asked = KnnLsh::k(599).metric(metric).tables(tables).hashes(hashes).probes(probes);
-            let asked = asked.seed(3);
-            if metric == Metric::Cosine { asked } else { asked.width(1.5) }
+        let with = |tables, hashes, probes| {
+            let params = KnnLsh::k(599).metric(metric).tables(tables).hashes(hashes).probes(probes);
+            let params = params.seed(3);
+            if metric == Metric::Cosine { params } else { params.width(1.5) }
         };
-        let some = all(asked(3, 5, 2));
+        let some = all(with(3, 5, 2));
         assert!(!some.is_empty() && some.len() < 599 * 600);
-        for more in [asked(4, 5, 2), asked(3, 4, 1), asked(3, 5, 9)] {
-            let few = if more == asked(3, 4, 1) { all(asked(3, 5, 1)) } else { some.clone() };
+        for more in [with(4, 5, 2), with(3, 4, 1), with(3, 5, 9)] {
+            let few = if more == with(3, 4, 1) { all(with(3, 5, 1)) } else { some.clone() };
             let more = all(more);
             assert!(few.is_subset(&more) && few.len() < more.len(), "{metric}");
         }
         // Another seed gives other candidates; a single thread gives the same ones.
-        assert_ne!(some, all(asked(3, 5, 2).seed(4)));
+        assert_ne!(some, all(with(3, 5, 2).seed(4)));
         let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
-        assert_eq!(some, one.install(|| all(asked(3, 5, 2))));
+        assert_eq!(some, one.install(|| all(with(3, 5, 2))));
     }
 }

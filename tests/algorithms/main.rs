@@ -45,13 +45,13 @@ fn vectors(rows: &[Vec<f64>], narrow: bool) -> ArrayRef {
 /// The neighbours of each query: positions in the base, and distances.
 type Lists = BTreeMap<u32, Vec<(u32, f64)>>;
 
-fn lists(found: &RecordBatch) -> Lists {
-    let column = |name: &str| found.column_by_name(name).expect("a column").clone();
+fn lists(neighbors: &RecordBatch) -> Lists {
+    let column = |name: &str| neighbors.column_by_name(name).expect("a column").clone();
     let (query, base) = (column("query"), column("base"));
     let distance = cast(&column("distance"), &DataType::Float64).expect("numbers");
     let rank = column("rank");
     let mut lists = Lists::new();
-    for row in 0..found.num_rows() {
+    for row in 0..neighbors.num_rows() {
         let list = lists.entry(query.as_primitive::<UInt32Type>().value(row)).or_default();
         let base = base.as_primitive::<UInt32Type>().value(row);
         list.push((base, distance.as_primitive::<Float64Type>().value(row)));
@@ -84,12 +84,12 @@ proptest! {
     ) {
         let x = kind.rows(seed, queries, dim);
         let y = kind.rows(seed ^ 1, base, dim);
-        let found = knn_exact(&cpu(), &vectors(&y, narrow), Some(&vectors(&x, narrow)),
+        let neighbors = knn_exact(&cpu(), &vectors(&y, narrow), Some(&vectors(&x, narrow)),
             &KnnExact::k(k as u64).metric(metric)).expect("an answer");
         let (rows, distances) = nearest_by_definition(metric, &x, &y, k, |_| None);
-        let wanted: Vec<_> = rows.into_iter().zip(distances).collect();
-        for (q, list) in lists(&found) {
-            prop_assert_eq!(&list, &wanted[q as usize * k.min(base)..][..k.min(base)]);
+        let expected: Vec<_> = rows.into_iter().zip(distances).collect();
+        for (q, list) in lists(&neighbors) {
+            prop_assert_eq!(&list, &expected[q as usize * k.min(base)..][..k.min(base)]);
         }
     }
 
@@ -136,9 +136,9 @@ fn threads_change_nothing() {
             pool.install(|| {
                 let knn = open_base(&cpu(), rows.clone(), params, Method::Exact, &Job::default())
                     .expect("a base");
-                let found = knn.search(&rows.slice(0..300), QueryRows::Separate, &Job::default());
-                let found = found.expect("an answer");
-                (found.neighbors.rows, found.neighbors.distances)
+                let result = knn.search(&rows.slice(0..300), QueryRows::Separate, &Job::default());
+                let result = result.expect("an answer");
+                (result.neighbors.rows, result.neighbors.distances)
             })
         };
         let one = search(1);
@@ -172,26 +172,26 @@ fn goldens() {
         let (base, queries) = (golden(set, "base"), golden(set, "query"));
         let two = expected(set, "expected");
         let itself = expected(set, "self");
-        for (metric, wanted) in two {
-            let found = golden_lists(&base, Some(&queries), metric, &wanted);
-            agree(set, metric, &found, &wanted);
+        for (metric, of_file) in two {
+            let neighbors = golden_lists(&base, Some(&queries), metric, &of_file);
+            agree(set, metric, &neighbors, &of_file);
         }
-        for (metric, wanted) in itself {
-            let found = golden_lists(&base, None, metric, &wanted);
-            agree(set, metric, &found, &wanted);
+        for (metric, of_file) in itself {
+            let neighbors = golden_lists(&base, None, metric, &of_file);
+            agree(set, metric, &neighbors, &of_file);
         }
     }
 }
 
-fn agree(set: &str, metric: Metric, found: &Lists, wanted: &Lists) {
-    assert!(!wanted.is_empty());
-    for (query, wanted) in wanted {
-        let found = &found[query];
+fn agree(set: &str, metric: Metric, actual: &Lists, expected: &Lists) {
+    assert!(!expected.is_empty());
+    for (query, expected) in expected {
+        let actual = &actual[query];
         let rows = |list: &[(u32, f64)]| list.iter().map(|(b, _)| *b).collect::<Vec<_>>();
-        assert_eq!(rows(found), rows(wanted), "{set}, {metric}, query {query}");
-        for ((_, found), (_, wanted)) in found.iter().zip(wanted) {
-            let close = (found - wanted).abs() <= 1e-6 * wanted.abs().max(1.0);
-            assert!(close, "{set}, {metric}, query {query}: {found} is not {wanted}");
+        assert_eq!(rows(actual), rows(expected), "{set}, {metric}, query {query}");
+        for ((_, distance), (_, expected)) in actual.iter().zip(expected) {
+            let close = (distance - expected).abs() <= 1e-6 * expected.abs().max(1.0);
+            assert!(close, "{set}, {metric}, query {query}: {distance} is not {expected}");
         }
     }
 }
@@ -201,9 +201,9 @@ fn golden_lists(
     base: &RecordBatch,
     queries: Option<&RecordBatch>,
     metric: Metric,
-    wanted: &Lists,
+    expected: &Lists,
 ) -> Lists {
-    let k = wanted.values().next().map_or(1, Vec::len);
+    let k = expected.values().next().map_or(1, Vec::len);
     let column = |batch: &RecordBatch| batch.column_by_name("v").expect("vectors").clone();
     let id = |batch: &RecordBatch, row: u32| {
         let ids = batch.column_by_name("id").expect("ids");
@@ -211,8 +211,8 @@ fn golden_lists(
     };
     let query_vectors = queries.map(column);
     let params = KnnExact::k(k as u64).metric(metric);
-    let found = knn_exact(&cpu(), &column(base), query_vectors.as_deref(), &params);
-    let lists = lists(&found.expect("an answer"));
+    let neighbors = knn_exact(&cpu(), &column(base), query_vectors.as_deref(), &params);
+    let lists = lists(&neighbors.expect("an answer"));
     let renamed = lists.into_iter().map(|(query, list)| {
         let list = list.into_iter().map(|(b, d)| (id(base, b), d)).collect();
         (id(queries.unwrap_or(base), query), list)

@@ -205,10 +205,10 @@ fn compare(
             let min_points = [1, 2, 5, 1 + rng.below(count as u64), count as u64];
             for min_points in min_points {
                 let params = DbscanParams::try_new(eps, min_points, metric)?;
-                let found = cluster(device, rows, None, &[count], &params)?;
-                let wanted = oracle(count, min_points as f64, |_| 1.0, near);
+                let density = cluster(device, rows, None, &[count], &params)?;
+                let expected = oracle(count, min_points as f64, |_| 1.0, near);
                 let case = format!("{count} rows, eps {eps:?}, min_points {min_points}");
-                same(&found, &wanted).map_err(|error| format!("{case}: {error}"))?;
+                same(&density, &expected).map_err(|error| format!("{case}: {error}"))?;
             }
         }
     }
@@ -273,9 +273,9 @@ fn weights(device: &AnyDevice) -> Result<(), Failed> {
         };
         for min_points in [1, 2, 5, 30] {
             let params = DbscanParams::try_new(0.04, min_points, Metric::SqEuclidean)?;
-            let found =
+            let density =
                 cluster(device, &rows_of(values.clone(), 2), Some(&given), &[rows], &params)?;
-            same(&found, &oracle(rows, min_points as f64, |row| given[row], near))?;
+            same(&density, &oracle(rows, min_points as f64, |row| given[row], near))?;
         }
     }
     // The rounded sum is 5; the exact sum is slightly less, equal or slightly more.
@@ -284,16 +284,16 @@ fn weights(device: &AnyDevice) -> Result<(), Failed> {
     {
         let given = [2.5 - 2f64.powi(-51), last, 2f64.powi(-51), 1e-300];
         let params = DbscanParams::try_new(1.0, 5, Metric::L2)?;
-        let found = cluster(device, &rows_of(vec![0.0; 4], 1), Some(&given), &[4], &params)?;
-        if found.core != [is_core; 4] {
-            return Err(format!("{last:?}: {:?}", found.core).into());
+        let density = cluster(device, &rows_of(vec![0.0; 4], 1), Some(&given), &[4], &params)?;
+        if density.core != [is_core; 4] {
+            return Err(format!("{last:?}: {:?}", density.core).into());
         }
     }
     for bad in [-1.0, f64::NAN, f64::INFINITY] {
         let params = DbscanParams::try_new(1.0, 5, Metric::L2)?;
-        let found = cluster(device, &rows_of(vec![0.0], 1), Some(&[bad]), &[1], &params);
-        if !matches!(found, Err(Error::InvalidArgument(_))) {
-            return Err(format!("a weight of {bad}: {found:?}").into());
+        let result = cluster(device, &rows_of(vec![0.0], 1), Some(&[bad]), &[1], &params);
+        if !matches!(result, Err(Error::InvalidArgument(_))) {
+            return Err(format!("a weight of {bad}: {result:?}").into());
         }
     }
     Ok(())
@@ -305,13 +305,13 @@ fn chains(device: &AnyDevice) -> Result<(), Failed> {
     let between = (0..6).flat_map(|i| [0.5, 0.5 + f64::from(i) * 0.5]);
     let values: Vec<f64> = between.clone().chain(line(1.0)).chain(line(0.0)).collect();
     let params = DbscanParams::try_new(0.5, 9, Metric::L2)?;
-    let found = cluster(device, &rows_of(values, 2), None, &[86], &params)?;
-    let is_right = found.count == 2
-        && found.core[..6].iter().all(|core| !core)
-        && found.clusters[..6].iter().all(|cluster| *cluster == Some(0))
-        && found.clusters[6..46].iter().all(|cluster| *cluster == Some(0))
-        && found.clusters[46..].iter().all(|cluster| *cluster == Some(1));
-    if is_right { Ok(()) } else { Err(format!("{:?}", found.clusters).into()) }
+    let density = cluster(device, &rows_of(values, 2), None, &[86], &params)?;
+    let is_right = density.count == 2
+        && density.core[..6].iter().all(|core| !core)
+        && density.clusters[..6].iter().all(|cluster| *cluster == Some(0))
+        && density.clusters[6..46].iter().all(|cluster| *cluster == Some(0))
+        && density.clusters[46..].iter().all(|cluster| *cluster == Some(1));
+    if is_right { Ok(()) } else { Err(format!("{:?}", density.clusters).into()) }
 }
 
 /// Core rows have the same clusters in any order of the rows.
@@ -324,20 +324,20 @@ fn orders(device: &AnyDevice) -> Result<(), Failed> {
         let mut order: Vec<usize> = (0..count).collect();
         (1..count).for_each(|i| order.swap(i, rng.below(i as u64 + 1) as usize));
         let moved = order.iter().flat_map(|row| values[row * 3..][..3].to_vec()).collect();
-        let found = cluster(device, &rows_of(moved, 3), None, &[count], &params)?;
+        let density = cluster(device, &rows_of(moved, 3), None, &[count], &params)?;
         let mut names = vec![None; first.count];
         for (place, row) in order.iter().enumerate() {
-            if found.core[place] != first.core[*row] {
+            if density.core[place] != first.core[*row] {
                 return Err(format!("row {row} is core in one order only").into());
             }
-            let (Some(old), Some(new)) = (first.clusters[*row], found.clusters[place]) else {
+            let (Some(old), Some(new)) = (first.clusters[*row], density.clusters[place]) else {
                 continue;
             };
             if first.core[*row] && *names[old as usize].get_or_insert(new) != new {
                 return Err(format!("cluster {old} is not one in another order").into());
             }
         }
-        if found.count != first.count {
+        if density.count != first.count {
             return Err("another number of clusters in another order".into());
         }
     }
@@ -374,10 +374,10 @@ fn many(device: &AnyDevice) -> Result<(), Failed> {
             let params = DbscanParams::try_new(eps, min_points, metric)?;
             let groups = vec![10, 10, 5000, 5070, 68_000, count];
             for (ends, weights) in [(vec![count], None), (groups, Some(given.as_slice()))] {
-                let found = cluster(device, &rows, weights, &ends, &params)?;
+                let density = cluster(device, &rows, weights, &ends, &params)?;
                 let cpu = AnyDevice::cpu();
-                let wanted = thread.install(|| cluster(&cpu, &rows, weights, &ends, &params))?;
-                same_rows(&found, &(wanted.clusters, wanted.core)).map_err(|error| {
+                let expected = thread.install(|| cluster(&cpu, &rows, weights, &ends, &params))?;
+                same_rows(&density, &(expected.clusters, expected.core)).map_err(|error| {
                     format!("{metric}, eps {eps}, min_points {min_points}, {ends:?}: {error}")
                 })?;
             }
@@ -397,8 +397,8 @@ fn scaled(device: &AnyDevice) -> Result<(), Failed> {
         };
         let plain = of(1.0)?;
         for exponent in [-300, -40, 40, 300] {
-            let found = of(2f64.powi(exponent))?;
-            if (&found.clusters, &found.core) != (&plain.clusters, &plain.core) {
+            let density = of(2f64.powi(exponent))?;
+            if (&density.clusters, &density.core) != (&plain.clusters, &plain.core) {
                 return Err(format!("{metric}: other clusters times 2^{exponent}").into());
             }
         }
@@ -444,14 +444,14 @@ fn beyond(device: &AnyDevice) -> Result<(), Failed> {
         for eps in [1.0, 2.0, 3.3e38, 1e39, f64::MAX] {
             for min_points in [8, 9, 12] {
                 let params = DbscanParams::try_new(eps, min_points, metric)?;
-                let found = cluster(device, &rows, None, &[ones.len()], &params)?;
+                let density = cluster(device, &rows, None, &[ones.len()], &params)?;
                 let near = |a: usize, b: usize| {
                     let both = f64::from(ones[a].min(ones[b]));
                     let any = f64::from(ones[a].max(ones[b]));
                     let jaccard = if any == 0.0 { 0.0 } else { 1.0 - both / any };
                     eps >= if metric == Metric::Jaccard { jaccard } else { any - both }
                 };
-                same(&found, &oracle(ones.len(), min_points as f64, |_| 1.0, near))
+                same(&density, &oracle(ones.len(), min_points as f64, |_| 1.0, near))
                     .map_err(|error| format!("{metric}, {eps:?}, {min_points}: {error}"))?;
             }
         }
@@ -500,8 +500,8 @@ fn of_both_widths(
             let near = |a: usize, b: usize| a == b || all[a * count + b] <= limit;
             for min_points in min_points {
                 let params = DbscanParams::try_new(*eps, *min_points, metric)?;
-                let found = cluster(device, &rows, None, &[count], &params)?;
-                same(&found, &oracle(count, *min_points as f64, |_| 1.0, near)).map_err(
+                let density = cluster(device, &rows, None, &[count], &params)?;
+                same(&density, &oracle(count, *min_points as f64, |_| 1.0, near)).map_err(
                     |error| {
                         format!("{metric}, {kind:?} x {dim}, eps {eps:?}, {min_points}: {error}")
                     },
@@ -519,7 +519,7 @@ fn cancelled(device: &AnyDevice) -> Result<(), Failed> {
     let rows = rows_of(normal(1, 5000, 2), 2);
     match dbscan(device, &rows, None, &[5000], &params, &job) {
         Err(Error::Cancelled) => Ok(()),
-        other => Err(format!("{:?}", other.map(|found| found.count)).into()),
+        other => Err(format!("{:?}", other.map(|density| density.count)).into()),
     }
 }
 
@@ -529,9 +529,9 @@ fn few(device: &AnyDevice) -> Result<(), Failed> {
         let params = DbscanParams::try_new(eps, 4, metric)?;
         let count = rows.len();
         for ends in [vec![count], vec![30, 31, count]] {
-            let found = cluster(device, rows, weights, &ends, &params)?;
-            let wanted = cluster(&AnyDevice::cpu(), rows, weights, &ends, &params)?;
-            same_rows(&found, &(wanted.clusters, wanted.core))
+            let density = cluster(device, rows, weights, &ends, &params)?;
+            let expected = cluster(&AnyDevice::cpu(), rows, weights, &ends, &params)?;
+            same_rows(&density, &(expected.clusters, expected.core))
                 .map_err(|error| format!("{metric}, {ends:?}: {error}"))?;
         }
         Ok(())

@@ -76,8 +76,8 @@ fn refused(device: &AnyDevice) -> Result<(), Failed> {
     for (starts, candidates) in [(vec![0, 1], vec![10]), (vec![0, 0, 1], vec![1])] {
         let candidates = Candidates::new(&starts, &candidates);
         let one = rows.slice(0..1);
-        let asked = Among { queries: &one, base: &rows, metric: Metric::L2, candidates, job: &job };
-        match device.run(asked) {
+        let task = Among { queries: &one, base: &rows, metric: Metric::L2, candidates, job: &job };
+        match device.run(task) {
             Err(Error::InvalidArgument(_)) => {}
             other => return Err(format!("{starts:?}: {other:?}").into()),
         }
@@ -85,8 +85,8 @@ fn refused(device: &AnyDevice) -> Result<(), Failed> {
     job.cancel().cancel();
     let candidates = Candidates::new(&[0, 1], &[1]);
     let one = rows.slice(0..1);
-    let asked = Among { queries: &one, base: &rows, metric: Metric::L2, candidates, job: &job };
-    match device.run(asked) {
+    let task = Among { queries: &one, base: &rows, metric: Metric::L2, candidates, job: &job };
+    match device.run(task) {
         Err(Error::Cancelled) => Ok(()),
         other => Err(format!("expected a cancellation, found {other:?}").into()),
     }
@@ -108,9 +108,9 @@ fn check(device: &AnyDevice, queries: &Rows, base: &Rows, metric: Metric) -> Res
     let (starts, rows) = candidates(base.len() as u64, queries.len(), base.len(), 70);
     compare(device, queries, base, metric, &starts, &rows)?;
     // The queries are a slice of the base.
-    let own = base.len() / 2..base.len();
-    let (starts, rows) = candidates(5, own.len(), base.len(), 20);
-    compare(device, &base.slice(own), base, metric, &starts, &rows)
+    let slice = base.len() / 2..base.len();
+    let (starts, rows) = candidates(5, slice.len(), base.len(), 20);
+    compare(device, &base.slice(slice), base, metric, &starts, &rows)
 }
 
 fn compare(
@@ -122,15 +122,15 @@ fn compare(
     rows: &[u32],
 ) -> Result<(), Failed> {
     let (candidates, job) = (Candidates::new(starts, rows), Job::default());
-    let found = device.run(Among { queries, base, metric, candidates, job: &job })?;
+    let distances = device.run(Among { queries, base, metric, candidates, job: &job })?;
     let pairs = candidates.pairs_from(0);
-    let wanted: Vec<f64> =
+    let expected: Vec<f64> =
         pairs.map(|(q, row)| oracle_of_pair(queries, base, metric, q, row as usize)).collect();
-    let wanted = match found {
-        Distances::F32(_) => Distances::F32(wanted.into_iter().map(|x| x as f32).collect()),
-        Distances::F64(_) => Distances::F64(wanted),
+    let expected = match distances {
+        Distances::F32(_) => Distances::F32(expected.into_iter().map(|x| x as f32).collect()),
+        Distances::F64(_) => Distances::F64(expected),
     };
-    if found != wanted {
+    if distances != expected {
         let (queries, base, dim) = (queries.len(), base.len(), base.matrix().dim());
         let case = format!("{metric}, {queries} queries × {base} base × dim {dim}");
         return Err(format!("{case}: distances differ").into());

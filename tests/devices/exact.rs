@@ -77,8 +77,8 @@ impl Hard {
 /// The trials of this module.
 pub fn trials() -> Vec<(String, Test)> {
     let mut all: Vec<(String, Test)> = Vec::new();
-    let own = [Hard::NearEqual, Hard::Equal, Hard::Parallel, Hard::Unit];
-    for hard in Kind::ALL.map(Hard::Of).into_iter().chain(own) {
+    let hard_kinds = [Hard::NearEqual, Hard::Equal, Hard::Parallel, Hard::Unit];
+    for hard in Kind::ALL.map(Hard::Of).into_iter().chain(hard_kinds) {
         for metric in Metric::ALL.into_iter().filter(|metric| !metric.is_binary()) {
             let name = format!("exact::{metric}::{hard:?}");
             all.push((name, Box::new(move |device| check(device, metric, hard, SHAPES))));
@@ -146,18 +146,18 @@ fn check(
             let first = is_self.then_some(first);
             let job = Job::default();
             let rows = (rows(&queries), rows(&base));
-            let found = device.run(Search { rows, metric, k: *k, first, job: &job })?;
-            let own = |query| first.map(|first| first + query);
-            let wanted = nearest_by_definition(metric, &queries, &base, *k, own);
-            let found = (found.rows, found.distances);
-            if found != (wanted.0.clone(), Distances::F64(wanted.1.clone())) {
-                let Distances::F64(distances) = &found.1 else { return Err("not float64".into()) };
-                let pairs = found.0.iter().zip(distances).zip(wanted.0.iter().zip(&wanted.1));
-                let wrong = pairs.enumerate().find(|(_, (found, wanted))| found != wanted);
+            let neighbors = device.run(Search { rows, metric, k: *k, first, job: &job })?;
+            let self_row = |query| first.map(|first| first + query);
+            let expected = nearest_by_definition(metric, &queries, &base, *k, self_row);
+            let actual = (neighbors.rows, neighbors.distances);
+            if actual != (expected.0.clone(), Distances::F64(expected.1.clone())) {
+                let Distances::F64(distances) = &actual.1 else { return Err("not float64".into()) };
+                let pairs = actual.0.iter().zip(distances).zip(expected.0.iter().zip(&expected.1));
+                let wrong = pairs.enumerate().find(|(_, (actual, expected))| actual != expected);
                 return Err(format!(
                     "{count} × {dim}, k {k}, narrow {is_narrow}, self {is_self}: {wrong:?} of {} and {}",
-                    found.0.len(),
-                    wanted.0.len()
+                    actual.0.len(),
+                    expected.0.len()
                 )
                 .into());
             }

@@ -119,13 +119,13 @@ fn many_rounds(device: &AnyDevice) -> Result<(), Failed> {
                     let start = rows.slice(0..k as usize);
                     let mut params = KMeansParams::try_new(k, metric)?;
                     (params.init, params.tolerance, params.max_iterations) = (Init::Given, 0.0, 20);
-                    let found =
+                    let clustering =
                         kmeans(device, &rows, None, Some(&start), &params, &Job::default())?;
                     // Rows of many dimensions, and directions, converge early.
                     let is_long = metric == Metric::L2 && dim < 100;
-                    if is_long && found.rounds.iterations <= 16 {
+                    if is_long && clustering.rounds.iterations <= 16 {
                         return Err(
-                            format!("{} rounds are too few", found.rounds.iterations).into()
+                            format!("{} rounds are too few", clustering.rounds.iterations).into()
                         );
                     }
                     same_clusters(device, &rows, Some(&start), &params)
@@ -185,13 +185,16 @@ fn groups(device: &AnyDevice) -> Result<(), Failed> {
                 for init in [Init::PlusPlus, Init::Random] {
                     let mut params = KMeansParams::try_new(k, metric)?;
                     (params.seed, params.init) = (3, init);
-                    let found = kmeans_groups(device, &rows, &ends, &params, &Job::default())?;
-                    if found.len() != ends.len() {
-                        return Err(format!("{} of {} groups", found.len(), ends.len()).into());
+                    let clusterings =
+                        kmeans_groups(device, &rows, &ends, &params, &Job::default())?;
+                    if clusterings.len() != ends.len() {
+                        return Err(
+                            format!("{} of {} groups", clusterings.len(), ends.len()).into()
+                        );
                     }
-                    for ((size, end), found) in sizes.iter().zip(&ends).zip(found) {
-                        let own = rows.slice(end - size..*end);
-                        same_group(&own, &params, &found)
+                    for ((size, end), clustering) in sizes.iter().zip(&ends).zip(clusterings) {
+                        let group = rows.slice(end - size..*end);
+                        same_group(&group, &params, &clustering)
                             .map_err(|e| format!("{metric} {kind:?} dim {dim}, {size}: {e:?}"))?;
                     }
                 }
@@ -253,11 +256,11 @@ fn exact_means(device: &AnyDevice) -> Result<(), Failed> {
                     (params.tolerance, params.init) = (0.0, Init::Random);
                     let job = Job::default();
                     let weights = weights.as_deref();
-                    let found = kmeans(device, &rows, weights, None, &params, &job)?;
-                    if found.rounds.moved != 0 || found.sizes.contains(&0) {
+                    let clustering = kmeans(device, &rows, weights, None, &params, &job)?;
+                    if clustering.rounds.moved != 0 || clustering.sizes.contains(&0) {
                         continue;
                     }
-                    check_means(&rows, weights, &found)
+                    check_means(&rows, weights, &clustering)
                         .map_err(|e| format!("case {case}, dim {dim}, k {k}: {e:?}"))?;
                 }
             }
@@ -266,24 +269,28 @@ fn exact_means(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-fn check_means(rows: &Rows, weights: Option<&[f64]>, found: &Clustering) -> Result<(), Failed> {
-    let (x, means) = (values_of(rows), values_of(&Rows::all(found.centroids.clone())));
+fn check_means(
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    clustering: &Clustering,
+) -> Result<(), Failed> {
+    let (x, means) = (values_of(rows), values_of(&Rows::all(clustering.centroids.clone())));
     let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
     for (cluster, mean) in means.iter().enumerate() {
-        let own = || (0..x.len()).filter(|row| found.labels[*row] as usize == cluster);
-        if own().all(|row| weight(row) == 0.0) {
+        let members = || (0..x.len()).filter(|row| clustering.labels[*row] as usize == cluster);
+        if members().all(|row| weight(row) == 0.0) {
             continue;
         }
         for (j, mean) in mean.iter().enumerate() {
-            let (wanted, size) = exact_mean(own().map(|row| (x[row][j], weight(row))));
+            let (expected, size) = exact_mean(members().map(|row| (x[row][j], weight(row))));
             let is_right = if rows.reals::<f32>().is_some() {
-                *mean == f64::from(wanted as f32)
+                *mean == f64::from(expected as f32)
             } else {
-                (mean - wanted).abs() <= 4.0 * unit_of(size)
+                (mean - expected).abs() <= 4.0 * unit_of(size)
             };
             if !is_right {
                 return Err(
-                    format!("cluster {cluster}, dim {j}: {mean:e} is not {wanted:e}").into()
+                    format!("cluster {cluster}, dim {j}: {mean:e} is not {expected:e}").into()
                 );
             }
         }
@@ -306,10 +313,10 @@ fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
                         (params.tolerance, params.init) = (0.0, Init::Given);
                         params.max_iterations = 15;
                         let job = Job::default();
-                        let found =
+                        let clustering =
                             match kmeans(device, &rows, weights, Some(&start), &params, &job) {
                                 Err(Error::Unsatisfiable(_)) => continue,
-                                found => found?,
+                                other => other?,
                             };
                         let (labels, centroids, rounds) = lloyd(&rows, weights, &start, 15);
                         let context = format!(
@@ -317,14 +324,14 @@ fn rounds_by_definition(device: &AnyDevice) -> Result<(), Failed> {
                             weights.is_some(),
                             rows.reals::<f32>().is_some()
                         );
-                        if found.rounds.iterations != rounds {
-                            let found = found.rounds.iterations;
-                            return Err(format!("{context}: {found} rounds of {rounds}").into());
+                        if clustering.rounds.iterations != rounds {
+                            let actual = clustering.rounds.iterations;
+                            return Err(format!("{context}: {actual} rounds of {rounds}").into());
                         }
-                        if values_of(&Rows::all(found.centroids.clone())) != centroids {
+                        if values_of(&Rows::all(clustering.centroids.clone())) != centroids {
                             return Err(format!("{context}: other centroids").into());
                         }
-                        if found.labels != labels {
+                        if clustering.labels != labels {
                             return Err(format!("{context}: other labels").into());
                         }
                     }
@@ -353,12 +360,12 @@ fn weightless(device: &AnyDevice) -> Result<(), Failed> {
                     params.init = init;
                     kmeans(device, &twice, Some(&weights), None, &params, &Job::default())
                 };
-                let found = run(heavy)?;
-                let mut centroids = values_of(&Rows::all(found.centroids.clone()));
-                let mut wanted = values_of(&rows.slice(0..heavy));
+                let clustering = run(heavy)?;
+                let mut centroids = values_of(&Rows::all(clustering.centroids.clone()));
+                let mut expected = values_of(&rows.slice(0..heavy));
                 centroids.sort_by(|a, b| a[0].total_cmp(&b[0]));
-                wanted.sort_by(|a, b| a[0].total_cmp(&b[0]));
-                if centroids != wanted {
+                expected.sort_by(|a, b| a[0].total_cmp(&b[0]));
+                if centroids != expected {
                     return Err(format!("{init:?}: the centroids are not the heavy rows").into());
                 }
                 match run(heavy + 1) {
@@ -401,8 +408,8 @@ fn weighted(device: &AnyDevice) -> Result<(), Failed> {
     Ok(())
 }
 
-fn same_group(rows: &Rows, params: &KMeansParams, found: &Clustering) -> Result<(), Failed> {
-    let k = found.sizes.len() as u64;
+fn same_group(rows: &Rows, params: &KMeansParams, clustering: &Clustering) -> Result<(), Failed> {
+    let k = clustering.sizes.len() as u64;
     if k == 0 {
         return if rows.is_empty() { Ok(()) } else { Err("rows without clusters".into()) };
     }
@@ -420,7 +427,7 @@ fn same_group(rows: &Rows, params: &KMeansParams, found: &Clustering) -> Result<
         let rounds = (x.rounds.iterations, x.rounds.moved);
         (x.labels.clone(), x.distances.clone(), x.sizes.clone(), x.inertias.clone(), rounds)
     };
-    if bits(&alone) != bits(found) || alone.centroids != found.centroids {
+    if bits(&alone) != bits(clustering) || alone.centroids != clustering.centroids {
         return Err("not what it is alone".into());
     }
     Ok(())
@@ -459,23 +466,25 @@ fn same_weighted_clusters(
     params: &KMeansParams,
 ) -> Result<(), Failed> {
     let run = |device: &AnyDevice| kmeans(device, rows, weights, start, params, &Job::default());
-    let found = match run(device) {
+    let clustering = match run(device) {
         Err(Error::Unsatisfiable(_)) => return Ok(()),
         other => other?,
     };
     let cpu = run(&AnyDevice::cpu())?;
     let rounds = |x: &Clustering| (x.rounds.iterations, x.rounds.moved);
-    if rounds(&found) != rounds(&cpu) {
-        return Err(format!("rounds {:?}, on the CPU {:?}", rounds(&found), rounds(&cpu)).into());
+    if rounds(&clustering) != rounds(&cpu) {
+        return Err(
+            format!("rounds {:?}, on the CPU {:?}", rounds(&clustering), rounds(&cpu)).into()
+        );
     }
     let bits = |x: &Clustering| {
         (x.labels.clone(), x.distances.clone(), x.sizes.clone(), x.inertias.clone())
     };
-    if bits(&found) != bits(&cpu) || found.centroids != cpu.centroids {
+    if bits(&clustering) != bits(&cpu) || clustering.centroids != cpu.centroids {
         return Err("not what the CPU finds".into());
     }
-    let (labels, distances) = nearest_centroids(rows, &found.centroids, params.metric());
-    if labels != found.labels || distances != found.distances {
+    let (labels, distances) = nearest_centroids(rows, &clustering.centroids, params.metric());
+    if labels != clustering.labels || distances != clustering.distances {
         return Err("not the nearest by the definition".into());
     }
     Ok(())

@@ -124,14 +124,14 @@ fn answers(device: &AnyDevice, metric: Metric, family: Family) -> Result<(), Fai
 /// Tables of many sections, and buckets from one row to nearly all.
 fn many_rows(device: &AnyDevice, family: Family) -> Result<(), Failed> {
     let metric = if family == Family::Bits { Metric::Hamming } else { Metric::L2 };
-    let (rows, asked, dim) = (if all_trials() { 20_000 } else { 9000 }, 40, 6);
+    let (rows, query_count, dim) = (if all_trials() { 20_000 } else { 9000 }, 40, 6);
     for (i, (tables, hashes)) in [(3, 1), (5, 4), (2, 18), (3, 70)].into_iter().enumerate() {
         let make = |seed: u64, rows: usize| match family {
             Family::Bits => matrix_bits(seed, rows, 96),
             _ if i % 2 == 0 => matrix_f32(&Kind::Normal.rows(seed, rows, dim), dim, metric),
             _ => matrix_f64(&Kind::Normal.rows(seed, rows, dim), dim, metric),
         };
-        let (base, queries) = (make(1, rows), make(2, asked));
+        let (base, queries) = (make(1, rows), make(2, query_count));
         let mut params = LshParams::try_new(metric, Some(family))?;
         (params.tables, params.hashes, params.seed) = (Some(tables), Some(hashes), 7);
         if family == Family::PStable {
@@ -145,18 +145,20 @@ fn many_rows(device: &AnyDevice, family: Family) -> Result<(), Failed> {
             check(device, &base, Some(&queries), 3, &params, metric)?;
         }
         let lengths = [1, 8, 12, 40, 100];
-        let of_queries = Wanted::new(&base, Some(&queries), lengths[4], &params, metric);
+        let of_queries = Expected::new(&base, Some(&queries), lengths[4], &params, metric);
         // The first rows of a join with itself: as queries they find themselves, too.
-        let first = base.slice(0..asked);
+        let first = base.slice(0..query_count);
         let of_first = by_definition(&base, Some(&first), lengths[4] + 1, &params, metric);
         for k in lengths {
             check_against(device, &base, Some(&queries), k, &params, &of_queries)?;
-            let found = lists(&search(device, &base, None, k, &params, metric)?);
-            for (row, (found, mut wanted)) in found.into_iter().zip(of_first.clone()).enumerate() {
-                let itself = wanted.iter().position(|(other, _)| *other as usize == row);
-                itself.map(|at| wanted.remove(at));
-                wanted.truncate(k);
-                if found != wanted {
+            let neighbors = lists(&search(device, &base, None, k, &params, metric)?);
+            for (row, (list, mut expected)) in
+                neighbors.into_iter().zip(of_first.clone()).enumerate()
+            {
+                let itself = expected.iter().position(|(other, _)| *other as usize == row);
+                itself.map(|at| expected.remove(at));
+                expected.truncate(k);
+                if list != expected {
                     return Err(format!("{params}, k {k}: other neighbours of row {row}").into());
                 }
             }
@@ -182,19 +184,21 @@ fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
         }
         // Chosen: all that is found is right, and as much as asked for.
         let params = LshParams::try_new(Metric::Jaccard, None)?;
-        let found = lists(&search(device, &base, queries.as_ref(), *k, &params, Metric::Jaccard)?);
-        let asked = queries.as_ref().unwrap_or(&base);
+        let neighbors =
+            lists(&search(device, &base, queries.as_ref(), *k, &params, Metric::Jaccard)?);
+        let all_queries = queries.as_ref().unwrap_or(&base);
         let first = queries.is_none().then_some(0);
-        let (wanted, _) = exact_oracle(asked, &base, Metric::Jaccard, *k, first);
-        let hits = found.iter().map(Vec::len).sum::<usize>();
-        if (hits as f64) < 0.8 * wanted.len() as f64 {
-            return Err(format!("{kind:?}: {hits} of {}", wanted.len()).into());
+        let (expected, _) = exact_oracle(all_queries, &base, Metric::Jaccard, *k, first);
+        let hits = neighbors.iter().map(Vec::len).sum::<usize>();
+        if (hits as f64) < 0.8 * expected.len() as f64 {
+            return Err(format!("{kind:?}: {hits} of {}", expected.len()).into());
         }
-        for (query, list) in found.iter().enumerate() {
+        for (query, list) in neighbors.iter().enumerate() {
             for (row, distance) in list {
-                let wanted = exact_of_pair(asked, &base, Metric::Jaccard, query, *row as usize);
-                if wanted != *distance {
-                    return Err(format!("{kind:?}: {distance}, not {wanted}").into());
+                let exact =
+                    exact_of_pair(all_queries, &base, Metric::Jaccard, query, *row as usize);
+                if exact != *distance {
+                    return Err(format!("{kind:?}: {distance}, not {exact}").into());
                 }
             }
         }
@@ -221,17 +225,24 @@ fn check(
     params: &LshParams,
     metric: Metric,
 ) -> Result<(), Failed> {
-    check_against(device, base, queries, k, params, &Wanted::new(base, queries, k, params, metric))
+    check_against(
+        device,
+        base,
+        queries,
+        k,
+        params,
+        &Expected::new(base, queries, k, params, metric),
+    )
 }
 
 /// Neighbours by the definition for lists of up to `k`, with the sizes of the tables.
-struct Wanted {
+struct Expected {
     metric: Metric,
     lists: Vec<Vec<(u32, f64)>>,
     sizes: (usize, usize, u64),
 }
 
-impl Wanted {
+impl Expected {
     fn new(
         base: &Rows,
         queries: Option<&Rows>,
@@ -255,23 +266,23 @@ fn check_against(
     queries: Option<&Rows>,
     k: usize,
     params: &LshParams,
-    wanted: &Wanted,
+    expected: &Expected,
 ) -> Result<(), Failed> {
-    let metric = wanted.metric;
-    let (found, index) = search_and_index(device, base, queries, k, params, metric)?;
+    let metric = expected.metric;
+    let (result, index) = search_and_index(device, base, queries, k, params, metric)?;
     let (rows, dim) = (base.len(), base.matrix().dim());
     let what = || format!("{metric}, {params}, {rows} rows of {dim}");
-    if lists(&found) != wanted.first(k) {
+    if lists(&result) != expected.first(k) {
         return Err(format!("{}: other neighbours", what()).into());
     }
-    let sizes = wanted.sizes;
-    let counted = (index.buckets, index.largest, found.lsh.visited);
+    let sizes = expected.sizes;
+    let counted = (index.buckets, index.largest, result.lsh.visited);
     if params.scoring.is_none() && counted != sizes {
         let what = what();
         return Err(format!("{what}: buckets, largest, visited {counted:?}, not {sizes:?}").into());
     }
-    let (pairs, visited) = (found.neighbors.work.pairs, found.lsh.visited);
-    if pairs > visited || pairs < found.neighbors.rows.len() as u64 {
+    let (pairs, visited) = (result.neighbors.work.pairs, result.lsh.visited);
+    if pairs > visited || pairs < result.neighbors.rows.len() as u64 {
         return Err(format!("{}: {pairs} pairs of {visited} visited", what()).into());
     }
     Ok(())
@@ -316,11 +327,11 @@ fn near_boundaries(device: &AnyDevice, family: Family) -> Result<(), Failed> {
         let mut rows = Kind::Normal.rows(20 + i as u64, 200, dim);
         for (number, row) in rows.iter_mut().enumerate() {
             let value: f64 = row.iter().zip(&of).map(|(x, a)| x * a).sum();
-            let wanted = match functions.offsets() {
+            let target = match functions.offsets() {
                 [offset] => (f64::from(number as u32 % 7) - 3.0 - offset) * width,
                 _ => 0.0,
             };
-            row.iter_mut().zip(&of).for_each(|(x, a)| *x += a * (wanted - value) / length);
+            row.iter_mut().zip(&of).for_each(|(x, a)| *x += a * (target - value) / length);
         }
         for base in [matrix_f32(&rows, dim, Metric::L2), matrix_f64(&rows, dim, Metric::L2)] {
             let mut params = LshParams::try_new(Metric::L2, Some(family))?;
@@ -345,7 +356,7 @@ fn sizes(
     params: &LshParams,
     metric: Metric,
 ) -> (usize, usize, u64) {
-    let looks_at_own = queries.is_none() && params.probes == 1;
+    let probes_own_bucket = queries.is_none() && params.probes == 1;
     let (mut buckets, mut largest, mut visited) = (0, 0, 0);
     for (of_base, looked_at) in keys_of(base, queries, params, metric) {
         let mut sizes = BTreeMap::new();
@@ -353,7 +364,7 @@ fn sizes(
         buckets += sizes.len();
         largest = sizes.values().copied().fold(largest, usize::max);
         let sizes = looked_at.iter().flatten().filter_map(|key| sizes.get(key).copied());
-        visited += sizes.filter(|size| *size > 1 || !looks_at_own).sum::<usize>() as u64;
+        visited += sizes.filter(|size| *size > 1 || !probes_own_bucket).sum::<usize>() as u64;
     }
     (buckets, largest, visited)
 }
@@ -384,9 +395,9 @@ fn keys_of(
             keys
         };
         let probes = params.scoring.as_ref().map_or(probes, |scoring| scoring.probes(hashes));
-        let asked = queries.unwrap_or(base);
+        let all_queries = queries.unwrap_or(base);
         let of_base = (0..base.len()).map(|row| keys(base, row, 1)[0]).collect();
-        (of_base, (0..asked.len()).map(|query| keys(asked, query, probes)).collect())
+        (of_base, (0..all_queries.len()).map(|query| keys(all_queries, query, probes)).collect())
     };
     (0..tables).map(of_table).collect()
 }
@@ -418,20 +429,20 @@ fn search_and_index(
     let method = Method::Lsh { params, queries: queries_by, query_rows, training };
     let knn = KnnParams::try_new(k as u64, metric)?;
     let search = open_base(device, base.clone(), knn, method, &Job::default())?;
-    let found = search.search(queries, query_rows, &Job::default())?;
-    Ok((found, search.index().expect("tables").clone()))
+    let result = search.search(queries, query_rows, &Job::default())?;
+    Ok((result, search.index().expect("tables").clone()))
 }
 
 /// For each query its neighbours, as rows and distances.
-fn lists(found: &SearchResult) -> Vec<Vec<(u32, f64)>> {
-    let distances: Vec<f64> = match &found.neighbors.distances {
+fn lists(result: &SearchResult) -> Vec<Vec<(u32, f64)>> {
+    let distances: Vec<f64> = match &result.neighbors.distances {
         Distances::F32(distances) => distances.iter().map(|x| f64::from(*x)).collect(),
         Distances::F64(distances) => distances.clone(),
     };
-    let all: Vec<_> = found.neighbors.rows.iter().copied().zip(distances).collect();
-    match &found.starts {
+    let all: Vec<_> = result.neighbors.rows.iter().copied().zip(distances).collect();
+    match &result.starts {
         Some(starts) => starts.windows(2).map(|list| all[list[0]..list[1]].to_vec()).collect(),
-        None => all.chunks(found.neighbors.per_query.max(1)).map(<[_]>::to_vec).collect(),
+        None => all.chunks(result.neighbors.per_query.max(1)).map(<[_]>::to_vec).collect(),
     }
 }
 
@@ -442,9 +453,9 @@ fn by_definition(
     params: &LshParams,
     metric: Metric,
 ) -> Vec<Vec<(u32, f64)>> {
-    let asked = queries.unwrap_or(base);
-    let mut near = vec![vec![false; base.len()]; asked.len()];
-    let mut scores = vec![vec![0.0; base.len()]; asked.len()];
+    let all_queries = queries.unwrap_or(base);
+    let mut near = vec![vec![false; base.len()]; all_queries.len()];
+    let mut scores = vec![vec![0.0; base.len()]; all_queries.len()];
     let hasher = Hasher::new(params.family, metric, params.seed, base.matrix().dim());
     for (table, (of_base, looked_at)) in
         keys_of(base, queries, params, metric).into_iter().enumerate()
@@ -455,30 +466,31 @@ fn by_definition(
             let keys = &looked_at[query];
             near.iter_mut().zip(&of_base).for_each(|(near, key)| *near |= keys.contains(key));
             let Some(scoring) = &params.scoring else { continue };
-            let own = bits_of(asked, query, &functions);
+            let bits = bits_of(all_queries, query, &functions);
             for (row, score) in scores[query].iter_mut().enumerate() {
                 let other = bits_of(base, row, &functions);
-                let errors = own.iter().zip(&other).filter(|(a, b)| a != b).count();
+                let errors = bits.iter().zip(&other).filter(|(a, b)| a != b).count();
                 *score += scoring.weights.get(errors).unwrap_or(&0.0);
             }
         }
     }
     if let Some(scoring) = &params.scoring {
-        let is_found = |near: bool, score: f64| near && score > scoring.score;
+        let is_scored = |near: bool, score: f64| near && score > scoring.score;
         for (near, scores) in near.iter_mut().zip(&scores) {
-            near.iter_mut().zip(scores).for_each(|(near, score)| *near = is_found(*near, *score));
+            near.iter_mut().zip(scores).for_each(|(near, score)| *near = is_scored(*near, *score));
         }
     }
     let list = |query: usize| {
         let is_other = |row: &usize| queries.is_some() || *row != query;
         let rows = (0..base.len()).filter(|row| near[query][*row]).filter(is_other);
-        let mut list: Vec<_> =
-            rows.map(|row| (row as u32, exact_of_pair(asked, base, metric, query, row))).collect();
+        let mut list: Vec<_> = rows
+            .map(|row| (row as u32, exact_of_pair(all_queries, base, metric, query, row)))
+            .collect();
         list.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
         list.truncate(k);
         list
     };
-    (0..asked.len()).map(list).collect()
+    (0..all_queries.len()).map(list).collect()
 }
 
 fn bits_of(rows: &Rows, row: usize, functions: &TableFunctions) -> Vec<f64> {
@@ -498,7 +510,8 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
             };
             let (base, queries) = (make(1, rows), make(2, 20));
             let (queries, is_self) = if i % 3 == 0 { (&base, true) } else { (&queries, false) };
-            let radius = |query: usize, row: usize| apart((queries, query), (&base, row), metric);
+            let radius =
+                |query: usize, row: usize| euclidean((queries, query), (&base, row), metric);
             let mut radii: Vec<f64> = (0..rows).map(|row| radius(0, row)).collect();
             radii.retain(|radius| radius.is_finite());
             radii.sort_by(f64::total_cmp);
@@ -512,10 +525,11 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
                 params.box_radius = Some(radii.get(share).copied().unwrap_or(1.0));
                 params.check(None)?;
                 let limit = params.box_radius.unwrap_or(0.0);
-                let asked = (!is_self).then_some(queries);
-                let found = lists(&search(device, &base, asked, rows, &params, metric)?);
-                for (query, found) in found.iter().enumerate() {
-                    let found: BTreeSet<u32> = found.iter().map(|(row, _)| *row).collect();
+                let other_queries = (!is_self).then_some(queries);
+                let neighbors =
+                    lists(&search(device, &base, other_queries, rows, &params, metric)?);
+                for (query, list) in neighbors.iter().enumerate() {
+                    let listed: BTreeSet<u32> = list.iter().map(|(row, _)| *row).collect();
                     // By the true distance, or by the one that would be returned.
                     let is_within = |row: usize| {
                         radius(query, row) <= limit || {
@@ -525,7 +539,7 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
                     };
                     let is_missing = |row: &u32| {
                         let itself = is_self && *row as usize == query;
-                        !itself && !found.contains(row) && is_within(*row as usize)
+                        !itself && !listed.contains(row) && is_within(*row as usize)
                     };
                     if let Some(row) = (0..rows as u32).find(is_missing) {
                         let text = format!("{kind:?}, {params}: row {row} of query {query}");
@@ -549,7 +563,7 @@ fn returned_within(distance: f64, radius: f64, metric: Metric) -> bool {
 
 /// The Euclidean distance of two rows: of rows of length 1 under `cosine`, and under `pearson` of
 /// those less their means.
-fn apart(query: (&Rows, usize), row: (&Rows, usize), metric: Metric) -> f64 {
+fn euclidean(query: (&Rows, usize), row: (&Rows, usize), metric: Metric) -> f64 {
     let [a, b] = [query, row].map(|(rows, row)| {
         let one = rows.slice(row..row + 1);
         let wide = || one.reals::<f64>().map(<[f64]>::to_vec);
@@ -603,16 +617,16 @@ fn little_memory() -> Result<(), Failed> {
     // Tables for several probes are built on the host.
     params.probes = 2;
     let k = 5;
-    let wanted = search(&AnyDevice::cpu(), &base, Some(&queries), k, &params, metric)?;
+    let expected = search(&AnyDevice::cpu(), &base, Some(&queries), k, &params, metric)?;
     let (mut at_once, mut in_turn) = (0, 0);
     for bytes in (400 << 10..4 << 20).step_by(100 << 10) {
         let device = AnyDevice::cuda(0, bytes)?;
         match search(&device, &base, Some(&queries), k, &params, metric) {
-            Ok(found) => {
-                if lists(&found) != lists(&wanted) {
+            Ok(result) => {
+                if lists(&result) != lists(&expected) {
                     return Err(format!("other neighbours with {bytes} bytes").into());
                 }
-                let pairs = (found.neighbors.work.pairs, wanted.neighbors.work.pairs);
+                let pairs = (result.neighbors.work.pairs, expected.neighbors.work.pairs);
                 // Pairs of several tables are compared once each where all tables are there.
                 at_once += usize::from(pairs.0 == pairs.1);
                 in_turn += usize::from(pairs.0 > pairs.1);
@@ -628,9 +642,9 @@ fn little_memory() -> Result<(), Failed> {
 }
 
 /// Something that is kept for later, and given up when memory is wanted.
-struct Kept<T>(Mutex<Option<T>>);
+struct Evictable<T>(Mutex<Option<T>>);
 
-impl<T: Send> Budget for Kept<T> {
+impl<T: Send> Budget for Evictable<T> {
     fn grow(&self, _bytes: usize) -> Result<(), String> {
         Ok(())
     }
@@ -638,7 +652,7 @@ impl<T: Send> Budget for Kept<T> {
     fn shrink(&self, _bytes: usize) {}
 
     fn evict_idle(&self) -> bool {
-        self.0.lock().is_ok_and(|mut kept| kept.take().is_some())
+        self.0.lock().is_ok_and(|mut value| value.take().is_some())
     }
 }
 
@@ -659,21 +673,19 @@ fn idle_bases_are_evicted() -> Result<(), Failed> {
                 training: None,
             },
         };
-        let wanted = open_base(&AnyDevice::cpu(), base.clone(), knn, method(), &Job::default())?
+        let expected = open_base(&AnyDevice::cpu(), base.clone(), knn, method(), &Job::default())?
             .search(&queries, QueryRows::Separate, &Job::default())?;
         // Enough for one of them.
         let device = AnyDevice::cuda(0, if is_exact { 5 << 20 } else { 20 << 20 })?;
         let other = open_base(&device, rows(3), knn, method(), &Job::default())?;
         other.search(&queries, QueryRows::Separate, &Job::default())?;
-        let kept = Arc::new(Kept(Mutex::new(Some(other))));
-        let job = Job::default().with_budget(kept.clone());
+        let evictable = Arc::new(Evictable(Mutex::new(Some(other))));
+        let job = Job::default().with_budget(evictable.clone());
         let search = open_base(&device, base.clone(), knn, method(), &job)?;
-        let found = search.search(&queries, QueryRows::Separate, &job)?;
-        let is_evicted = kept.0.lock().is_ok_and(|kept| kept.is_none());
-        let of = |found: &SearchResult| {
-            (found.neighbors.rows.clone(), found.neighbors.distances.clone())
-        };
-        if of(&found) != of(&wanted) || !is_evicted {
+        let result = search.search(&queries, QueryRows::Separate, &job)?;
+        let is_evicted = evictable.0.lock().is_ok_and(|value| value.is_none());
+        let of = |x: &SearchResult| (x.neighbors.rows.clone(), x.neighbors.distances.clone());
+        if of(&result) != of(&expected) || !is_evicted {
             return Err(format!("exact: {is_exact}, evicted: {is_evicted}").into());
         }
     }
@@ -702,7 +714,7 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
     (params.tables, params.hashes, params.probes) = (Some(5), Some(1), 2);
     params.width = (family == Family::PStable).then_some(1e5);
     let (k, job) = (3, Job::default());
-    let wanted = by_definition(&base, Some(&queries), k, &params, metric);
+    let expected = by_definition(&base, Some(&queries), k, &params, metric);
     let knn = KnnParams::try_new(k as u64, metric)?;
     let builder = TablesBuilder::new(base.clone(), None, None, knn, &params, &job)?;
     let stored = Arc::new(StoredTables {
@@ -730,17 +742,17 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
         return Err("tables are not searched as asked".into());
     };
     let of_each = |open: Option<&[u32]>| one_by_one(&*in_turn, load, separate, open);
-    let (mut found, open) = in_turn.finish(of_each(None)?, separate, &job)?;
-    in_turn.settle(&mut found, &open, of_each(Some(&open[..]))?);
-    let found = [
+    let (mut result, open) = in_turn.finish(of_each(None)?, separate, &job)?;
+    in_turn.settle(&mut result, &open, of_each(Some(&open[..]))?);
+    let results = [
         ("built", search(device, &base, Some(&queries), k, &params, metric)?),
         ("together", together.search(&queries, QueryRows::Separate, &job)?),
-        ("in turn", found),
+        ("in turn", result),
     ];
-    for (tables, found) in found {
-        if lists(&found) != wanted {
-            let found = lists(&found);
-            return Err(format!("{tables}: {found:?}, by the definition {wanted:?}").into());
+    for (tables, result) in results {
+        if lists(&result) != expected {
+            let neighbors = lists(&result);
+            return Err(format!("{tables}: {neighbors:?}, by the definition {expected:?}").into());
         }
     }
     if open != [0, 2] { Err(format!("{open:?} are open").into()) } else { Ok(()) }
@@ -777,13 +789,13 @@ fn chosen(device: &AnyDevice) -> Result<(), Failed> {
             };
             let mut params = LshParams::try_new(metric, None)?;
             params.check(Some(recall))?;
-            let found = lists(&search(device, &base, None, k, &params, metric)?);
+            let neighbors = lists(&search(device, &base, None, k, &params, metric)?);
             let (_, exact) = exact_oracle(&base, &base, metric, k, Some(0));
             let lasts = exact.chunks_exact(k).map(|list| list[k - 1]);
             let right = |(list, last): (&Vec<(u32, f64)>, f64)| {
                 list.iter().filter(|(_, distance)| *distance <= last).count()
             };
-            let right: usize = found.iter().zip(lasts).map(right).sum();
+            let right: usize = neighbors.iter().zip(lasts).map(right).sum();
             let reached = right as f64 / (rows * k) as f64;
             if reached < recall - 0.02 {
                 return Err(format!("{kind:?}, {metric}, k {k}: {reached} of {recall}").into());
@@ -808,11 +820,11 @@ fn refused(device: &AnyDevice) -> Result<(), Failed> {
         (search(device, &bits, None, 1, &many, Metric::Hamming), "hashes is 10"),
         (search(device, &base, None, 90, &few, Metric::L2), "recall 0.999 is out of reach"),
     ];
-    for (found, wanted) in tried {
-        match found {
-            Err(Error::Unsatisfiable(text)) if text.contains(wanted) => {}
-            Err(other) => return Err(format!("{wanted}: {other}").into()),
-            Ok(_) => return Err(format!("{wanted}: neighbours were found").into()),
+    for (result, message) in tried {
+        match result {
+            Err(Error::Unsatisfiable(text)) if text.contains(message) => {}
+            Err(other) => return Err(format!("{message}: {other}").into()),
+            Ok(_) => return Err(format!("{message}: neighbours were found").into()),
         }
     }
     let job = Job::default();

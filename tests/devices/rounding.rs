@@ -124,7 +124,7 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
     for (dim, offset) in
         [(11, 0.0), (33, 3.0), (96, 0.0), (128, 100.0), (130, 0.0), (634, 5.0), (700, 0.0)]
     {
-        for apart in sampled((0..16).map(|places| 2f64.powi(-places)), 2) {
+        for spacing in sampled((0..16).map(|places| 2f64.powi(-places)), 2) {
             let (mut values, mut first) = (Vec::new(), Vec::new());
             for pair in 0..PAIRS {
                 // On the grid of half precision, then off it by less than half a step, towards a
@@ -138,15 +138,15 @@ fn side_by_side(device: &AnyDevice) -> Result<(), Failed> {
                     let moved = middle.iter().zip(&signs).map(|(x, sign)| x + way * sign);
                     moved.map(|x| x + noise * rng.normal()).collect()
                 };
-                first.extend([at(apart, 0.0, &mut rng), at(-apart, 0.0, &mut rng)]);
+                first.extend([at(spacing, 0.0, &mut rng), at(-spacing, 0.0, &mut rng)]);
                 for i in 0..60 {
                     let way = [0.49, -0.49, 0.25, -0.05][i % 4] / 1024.0;
-                    let noise = [0.0, apart / 4.0, apart][i / 4 % 3];
+                    let noise = [0.0, spacing / 4.0, spacing][i / 4 % 3];
                     values.push(at(way * 2f64.powi(-(i as i32 / 12)), noise, &mut rng));
                 }
             }
             same_in_both_types(device, &METRICS, &values, &first, 2)
-                .map_err(|e| format!("dim {dim}, offset {offset}, {apart:e} apart: {e:?}"))?;
+                .map_err(|e| format!("dim {dim}, offset {offset}, {spacing:e} apart: {e:?}"))?;
         }
     }
     Ok(())
@@ -194,12 +194,12 @@ fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
     let mut sparse = vec![vec![0.0; 24]; 1000];
     sparse[990..].clone_from_slice(&Kind::Normal.rows(5, 10, 24));
     let of_sparse = [vec![vec![0.0; 24]], sparse[990..].to_vec()].concat();
-    let mut apart = vec![vec![0.0; 24]; 1000];
+    let mut distant = vec![vec![0.0; 24]; 1000];
     for i in 0..50 {
-        (apart[2 * i], apart[2 * i + 1]) = (along(24, 1e15), along(24, -1e15));
+        (distant[2 * i], distant[2 * i + 1]) = (along(24, 1e15), along(24, -1e15));
     }
-    apart[500] = along(24, 1e-19);
-    let of_apart = [0.0, 1e-19, 1e15, -1e15, 3e15].map(|length| along(24, length)).to_vec();
+    distant[500] = along(24, 1e-19);
+    let of_distant = [0.0, 1e-19, 1e15, -1e15, 3e15].map(|length| along(24, length)).to_vec();
     let zeros = vec![vec![0.0; 40]; 100];
     let of_zeros = vec![vec![1e-25; 40], vec![0.0; 40]];
     for (name, values, first) in [
@@ -207,7 +207,7 @@ fn odd_lengths(device: &AnyDevice) -> Result<(), Failed> {
         ("equal", around, equal),
         ("tiny", tiny, beside_tiny),
         ("sparse", sparse, of_sparse),
-        ("apart", apart, of_apart),
+        ("apart", distant, of_distant),
         ("zeros", zeros, of_zeros),
     ] {
         for rounds in [1, 4] {
@@ -284,26 +284,26 @@ fn beside_far(dim: usize, spread: f64) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
 /// mean.
 fn directions(device: &AnyDevice) -> Result<(), Failed> {
     for (dim, k) in [(2, 3), (5, 12), (24, 40), (96, 70), (300, 20)] {
-        for apart in (0..27).map(|places| 4f64.powi(-places)) {
+        for spacing in (0..27).map(|places| 4f64.powi(-places)) {
             let mut rng = Rng(dim as u64);
             let bases: Vec<Vec<f64>> =
                 (0..3).map(|_| (0..dim).map(|_| rng.normal()).collect()).collect();
             let mut values: Vec<Vec<f64>> = (0..400)
-                .map(|i| bases[i % 3].iter().map(|x| x + apart * rng.normal()).collect())
+                .map(|i| bases[i % 3].iter().map(|x| x + spacing * rng.normal()).collect())
                 .collect();
             for i in 0..20 {
                 values[10 * i + 1] = values[10 * i].iter().map(|x| -x).collect();
             }
             let first = values[..k].to_vec();
             same_in_both_types(device, &METRICS[1..], &values, &first, 4)
-                .map_err(|e| format!("dim {dim}, k {k}, {apart:e} apart: {e:?}"))?;
+                .map_err(|e| format!("dim {dim}, k {k}, {spacing:e} apart: {e:?}"))?;
         }
     }
     for spread in (-16..17).map(|part| 2f64.powf(f64::from(part) / 8.0)) {
-        for (dim, apart) in [(2, 1e-3), (24, 2e-3), (130, 4e-3), (2, 1e-7), (24, 1e-7)] {
-            let (values, first) = beside_far(dim, spread * apart);
+        for (dim, spacing) in [(2, 1e-3), (24, 2e-3), (130, 4e-3), (2, 1e-7), (24, 1e-7)] {
+            let (values, first) = beside_far(dim, spread * spacing);
             same_in_both_types(device, &METRICS[1..], &values, &first, 3)
-                .map_err(|e| format!("dim {dim}, within {:e}: {e:?}", spread * apart))?;
+                .map_err(|e| format!("dim {dim}, within {:e}: {e:?}", spread * spacing))?;
         }
     }
     Ok(())

@@ -388,8 +388,8 @@ fn sets(device: &AnyDevice, kind: SetKind) -> Result<(), Failed> {
             let last = base.saturating_sub(50)..base;
             check(&device, &y.slice(last.clone()), &y, metric, k.min(40), Some(last.start))?;
             let pieces = [2 * base / 3..base, 0..base / 5, base / 5..2 * base / 3];
-            let found = device.run(InPieces { base: &y, pieces: &pieces, k, metric })?;
-            compare(&found, &y, &y, metric, k, Some(0))?;
+            let neighbors = device.run(InPieces { base: &y, pieces: &pieces, k, metric })?;
+            compare(&neighbors, &y, &y, metric, k, Some(0))?;
         }
     }
     Ok(())
@@ -477,8 +477,8 @@ fn chunks(device: &AnyDevice) -> Result<(), Failed> {
             for _ in 0..2 {
                 pieces.reverse();
                 let task = InPieces { base: &base, pieces: &pieces, k: 9, metric: Metric::L2 };
-                let found = device.run(task)?;
-                compare(&found, &base, &base, Metric::L2, 9, Some(0))?;
+                let neighbors = device.run(task)?;
+                compare(&neighbors, &base, &base, Metric::L2, 9, Some(0))?;
             }
         }
     }
@@ -533,8 +533,8 @@ fn nearest_one(device: &AnyDevice) -> Result<(), Failed> {
                     (matrix_f64(&many, dim, metric), matrix_f64(&few, dim, metric)),
                 ] {
                     for near in [None, Some(near.as_slice())] {
-                        let found = device.run(NearestOne(&queries, &base, metric, near))?;
-                        compare(&found, &queries, &base, metric, 1, None)
+                        let neighbors = device.run(NearestOne(&queries, &base, metric, near))?;
+                        compare(&neighbors, &queries, &base, metric, 1, None)
                             .map_err(|error| format!("{kind:?}: {error:?}"))?;
                     }
                 }
@@ -610,15 +610,15 @@ fn sent_once(device: &AnyDevice) -> Result<(), Failed> {
         let base = matrix_f32(&Kind::Normal.rows(8, 1200, dim), dim, metric);
         for k in [1, 5] {
             let blocks = [0..400, 400..1150, 1150..1200];
-            let found = device.run(Blocks { base: &base, blocks: &blocks, k, metric })?;
-            let sent: u64 = found.iter().map(|found| found.work.bytes_sent).sum();
-            let own = if device.info().memory.is_some() { base.bytes() as u64 } else { 0 };
-            if sent != own {
-                return Err(format!("{metric}, k = {k}: {sent} bytes sent, not {own}").into());
+            let results = device.run(Blocks { base: &base, blocks: &blocks, k, metric })?;
+            let sent: u64 = results.iter().map(|result| result.work.bytes_sent).sum();
+            let expected = if device.info().memory.is_some() { base.bytes() as u64 } else { 0 };
+            if sent != expected {
+                return Err(format!("{metric}, k = {k}: {sent} bytes sent, not {expected}").into());
             }
-            for (found, block) in found.iter().zip(blocks) {
+            for (neighbors, block) in results.iter().zip(blocks) {
                 let first = block.start;
-                compare(found, &base.slice(block), &base, metric, k, Some(first))?;
+                compare(neighbors, &base.slice(block), &base, metric, k, Some(first))?;
             }
         }
     }
@@ -674,7 +674,7 @@ fn late(device: &AnyDevice) -> Result<(), Failed> {
         let base = matrix_f32(&base, dim, metric);
         for k in [1, 9, 200] {
             let (query_rows, job) = (QueryRows::Separate, Job::default());
-            let found = device.run(Search {
+            let neighbors = device.run(Search {
                 queries: &queries,
                 base: &base,
                 k,
@@ -682,9 +682,9 @@ fn late(device: &AnyDevice) -> Result<(), Failed> {
                 query_rows,
                 job,
             })?;
-            compare(&found, &queries, &base, metric, k, None)?;
+            compare(&neighbors, &queries, &base, metric, k, None)?;
             let expects_far = metric == Metric::L2 && k > 1;
-            if device.info().memory.is_some() && expects_far && found.work.redone == 0 {
+            if device.info().memory.is_some() && expects_far && neighbors.work.redone == 0 {
                 return Err(format!("k = {k}: no query was searched again").into());
             }
         }
@@ -722,12 +722,12 @@ fn check(
     let of_base = |first| QueryRows::OfBase { first: first as u32 };
     let query_rows = first.map_or(QueryRows::Separate, of_base);
     let job = Job::default();
-    let found = device.run(Search { queries, base, k, metric, query_rows, job })?;
-    compare(&found, queries, base, metric, k, first)
+    let neighbors = device.run(Search { queries, base, k, metric, query_rows, job })?;
+    compare(&neighbors, queries, base, metric, k, first)
 }
 
 fn compare(
-    found: &Neighbors,
+    neighbors: &Neighbors,
     queries: &Rows,
     base: &Rows,
     metric: Metric,
@@ -742,12 +742,12 @@ fn compare(
         base.matrix().dim(),
         first.is_some()
     );
-    if found.rows != rows {
-        let at = found.rows.iter().zip(&rows).position(|(a, b)| a != b);
-        let (a, b) = (found.rows.len(), rows.len());
+    if neighbors.rows != rows {
+        let at = neighbors.rows.iter().zip(&rows).position(|(a, b)| a != b);
+        let (a, b) = (neighbors.rows.len(), rows.len());
         return Err(format!("{case}: rows differ, first at {at:?} ({a} found, {b} wanted)").into());
     }
-    if !queries.is_empty() && found.distances != distances {
+    if !queries.is_empty() && neighbors.distances != distances {
         return Err(format!("{case}: distances differ").into());
     }
     Ok(())

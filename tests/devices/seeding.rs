@@ -152,13 +152,13 @@ fn same(
 ) -> Result<(), Failed> {
     (params.max_iterations, params.seed) = (1, 11);
     let run = |device: &AnyDevice| kmeans(device, rows, weights, None, &params, &Job::default());
-    let found = match run(device) {
+    let clustering = match run(device) {
         Err(Error::Unsatisfiable(_)) => return Ok(()),
         other => other?,
     };
     let cpu = run(&AnyDevice::cpu())?;
     let bits = |x: &Clustering| (x.labels.clone(), x.distances.clone(), x.inertias.clone());
-    if bits(&found) != bits(&cpu) || found.centroids != cpu.centroids {
+    if bits(&clustering) != bits(&cpu) || clustering.centroids != cpu.centroids {
         return Err("not what the CPU finds".into());
     }
     Ok(())

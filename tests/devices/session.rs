@@ -99,13 +99,13 @@ fn seeds_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
                 let input = KMeansInput { rows: &rows, weights, metric };
                 let problem = KMeansProblem::new::<T>(input, 0..count, k, 1e-4, &Job::default())?;
                 let random = || Random::new(i as u64);
-                let found = in_session::<T, _>(device, input, vec![problem], |session| {
+                let seeds = in_session::<T, _>(device, input, vec![problem], |session| {
                     Ok(session.seed(vec![(0, random())], &Job::default())?.swap_remove(0))
                 })?;
-                let wanted = plus_plus(&rows, weights, metric, k, random());
+                let expected = plus_plus(&rows, weights, metric, k, random());
                 let values = all_of::<T>(&rows)?;
-                let wanted = wanted.into_iter().flat_map(|row| &values[row * dim..][..dim]);
-                if !found.iter().eq(wanted) {
+                let expected = expected.into_iter().flat_map(|row| &values[row * dim..][..dim]);
+                if !seeds.iter().eq(expected) {
                     return Err(format!("{kind:?}, {metric}: other rows are chosen").into());
                 }
             }
@@ -132,10 +132,11 @@ fn assignments_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
             let job = Job::default();
             in_session::<T, _>(device, input, vec![problem], |session| {
                 let given = all_of::<T>(&others)?;
-                let check = |found: Assignment<T>, vectors: &[T], when: &str| {
+                let check = |assignment: Assignment<T>, vectors: &[T], when: &str| {
                     let vectors = as_rows(vectors, dim);
                     let (labels, costs) = oracle(&rows, &vectors, metric, 1, None);
-                    let same = labels == found.labels && costs.reals() == Some(found.costs);
+                    let same =
+                        labels == assignment.labels && costs.reals() == Some(assignment.costs);
                     same.then_some(()).ok_or(format!("{kind:?}, {metric}, dim {dim}: {when}"))
                 };
                 check(session.assign_to(0, given, &job)?, given, "before rounds")?;
@@ -182,7 +183,7 @@ fn between_centroids_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
             let weights: Vec<f64> = (0..count).map(|row| f64::from(u8::from(row < k))).collect();
             let input = KMeansInput { rows: &rows, weights: Some(&weights), metric };
             let problem = KMeansProblem::new::<T>(input, 0..count, k, -1.0, &Job::default())?;
-            let found = in_session::<T, _>(device, input, vec![problem], |session| {
+            let mislabelled = in_session::<T, _>(device, input, vec![problem], |session| {
                 let job = Job::default();
                 session.start(0, all_of::<T>(&rows.slice(0..k))?.to_vec(), &job)?;
                 let without_rounds = wrong_labels(session, &rows, metric)?;
@@ -192,7 +193,7 @@ fn between_centroids_of<T: Real>(device: &AnyDevice) -> Result<(), Failed> {
                 }
                 Ok(without_rounds + wrong_labels(session, &rows, metric)?)
             });
-            wrong += found.map_err(|e| format!("{metric}, dim {dim}, k {k}: {e:?}"))?;
+            wrong += mislabelled.map_err(|e| format!("{metric}, dim {dim}, k {k}: {e:?}"))?;
         }
     }
     // At least one label must be wrong, or nothing was tested.
@@ -234,17 +235,17 @@ fn wrong_labels<T: Real>(
     session.assign(0, &job)?;
     // A repeated assignment changes nothing.
     session.assign(0, &job)?;
-    let (found, centroids) = (session.labels(0, &job)?, session.centroids(0)?);
-    if session.assignment(0, &job)?.labels != found.labels {
+    let (labelled, centroids) = (session.labels(0, &job)?, session.centroids(0)?);
+    if session.assignment(0, &job)?.labels != labelled.labels {
         return Err("other labels where there are costs".into());
     }
     let k = centroids.len() / dim;
     let centroids = Arc::new(Matrix::new(T::elements(centroids), k, dim));
     let definition = if metric == Metric::SqEuclidean { Metric::L2 } else { metric };
-    let (wanted, _) = nearest_centroids(rows, &centroids, definition);
-    let is_wrong = |row: &u32| found.labels[*row as usize] != wanted[*row as usize];
+    let (expected, _) = nearest_centroids(rows, &centroids, definition);
+    let is_wrong = |row: &u32| labelled.labels[*row as usize] != expected[*row as usize];
     let wrong: Vec<u32> = (0..rows.len() as u32).filter(is_wrong).collect();
-    if let Some(undecided) = &found.undecided {
+    if let Some(undecided) = &labelled.undecided {
         let each: HashSet<&u32> = undecided.iter().collect();
         if each.len() != undecided.len() {
             return Err("a row is undecided more than once".into());
@@ -316,18 +317,18 @@ fn check_sums<T: Real>(
     let x = values_of(rows);
     let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
     for cluster in 0..k {
-        let own = || (0..x.len()).filter(|row| labels[*row] as usize == cluster);
+        let members = || (0..x.len()).filter(|row| labels[*row] as usize == cluster);
         let Some(mean) = sums.mean(cluster) else {
-            if own().any(|row| weight(row) > 0.0) {
+            if members().any(|row| weight(row) > 0.0) {
                 return Err(format!("cluster {cluster} is empty").into());
             }
             continue;
         };
         for (j, mean) in mean.enumerate() {
-            let wanted = exact_mean(own().map(|row| (x[row][j], weight(row)))).0;
-            if mean != wanted {
+            let expected = exact_mean(members().map(|row| (x[row][j], weight(row)))).0;
+            if mean != expected {
                 let at = format!("cluster {cluster}, dim {j}");
-                return Err(format!("{at}: {mean:e} is not {wanted:e}").into());
+                return Err(format!("{at}: {mean:e} is not {expected:e}").into());
             }
         }
     }
@@ -361,8 +362,8 @@ fn tolerances(device: &AnyDevice) -> Result<(), Failed> {
                     Ok(session.run(&[(0, 1)], &job)?[0])
                 })?;
                 if run.stop != stop {
-                    let found = format!("{:?} instead of {stop:?}", run.stop);
-                    return Err(format!("dim {dim}, round {round}: {found}").into());
+                    let difference = format!("{:?} instead of {stop:?}", run.stop);
+                    return Err(format!("dim {dim}, round {round}: {difference}").into());
                 }
             }
             before = after;
@@ -413,33 +414,33 @@ fn each_as_alone(
         .collect::<Result<_, _>>()?;
     let job = Job::default();
     let first = |problem: &KMeansProblem| x[problem.rows.start * dim..][..problem.k * dim].to_vec();
-    let found = in_session::<f32, _>(device, input, problems.clone(), |session| {
+    let outcomes = in_session::<f32, _>(device, input, problems.clone(), |session| {
         for (i, problem) in problems.iter().enumerate() {
             session.start(i, first(problem), &job)?;
         }
-        let asked: Vec<_> = (0..problems.len()).map(|i| (i, 4)).collect();
-        let runs = session.run(&asked, &job)?;
+        let rounds: Vec<_> = (0..problems.len()).map(|i| (i, 4)).collect();
+        let runs = session.run(&rounds, &job)?;
         outcome(session, runs, &job)
     })?;
     for (i, problem) in problems.iter().enumerate() {
-        let own = input.rows.slice(problem.rows.clone());
-        let run = |device: &AnyDevice, input, asked| {
-            in_session::<f32, _>(device, input, vec![asked], |session| {
+        let group = input.rows.slice(problem.rows.clone());
+        let run = |device: &AnyDevice, input, one| {
+            in_session::<f32, _>(device, input, vec![one], |session| {
                 let seeds = session.seed(vec![(0, Random::new(7))], &job)?;
                 session.start(0, first(problem), &job)?;
                 let runs = session.run(&[(0, 4)], &job)?;
                 Ok((seeds, outcome(session, runs, &job)?))
             })
         };
-        let alone = KMeansProblem { rows: 0..own.len(), ..problem.clone() };
+        let alone = KMeansProblem { rows: 0..group.len(), ..problem.clone() };
         let weights = input.weights.map(|weights| &weights[problem.rows.clone()]);
-        let only = KMeansInput { rows: &own, weights, ..input };
+        let only = KMeansInput { rows: &group, weights, ..input };
         let (seeds, alone) = run(&AnyDevice::cpu(), only, alone)?;
         // A session with a single problem, which covers a part of the rows.
         if run(device, input, problem.clone())? != (seeds, alone.clone()) {
             return Err(format!("problem {i}: other rows count").into());
         }
-        if alone[0] != found[i] {
+        if alone[0] != outcomes[i] {
             return Err(format!("problem {i}: not as alone").into());
         }
     }

@@ -191,8 +191,9 @@ fn families_do_not_know_each_other() {
     let family = |path: &str| {
         let parts = || path.trim_end_matches(".rs").split('/');
         // Below the algorithms, "search" belongs to the knn family.
-        let own = |name: &str| if name == "search" { "knn".to_string() } else { name.to_string() };
-        parts().map(own).find(|part| FAMILIES.contains(&part.as_str()))
+        let family_of =
+            |name: &str| if name == "search" { "knn".to_string() } else { name.to_string() };
+        parts().map(family_of).find(|part| FAMILIES.contains(&part.as_str()))
     };
     // k-means by search is composed of both families, and the table of functions lists all. A device
     // for k-means is one for searches: the contract of these has the distances of both.
@@ -259,15 +260,15 @@ fn imports() -> Vec<(String, String)> {
     let files: BTreeMap<Vec<String>, String> =
         sources().map(|(path, _)| (module_of(&path), path)).collect();
     let mut passed_on: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
-    let mut found = Vec::new();
+    let mut items = Vec::new();
     for (path, text) in sources() {
-        let own = without_tests(&text);
+        let source = without_tests(&text);
         let module = module_of(&path);
-        for (is_public, item, name) in uses(own, &module, &files) {
+        for (is_public, item, name) in uses(source, &module, &files) {
             if is_public {
                 passed_on.insert([module.clone(), vec![name]].concat(), item);
             } else {
-                found.push((path.clone(), item));
+                items.push((path.clone(), item));
             }
         }
     }
@@ -284,7 +285,7 @@ fn imports() -> Vec<(String, String)> {
         }
         (0..=item.len()).rev().find_map(|n| files.get(&item[..n]).cloned())
     };
-    let edges = found.into_iter().filter_map(|(from, item)| Some((from, resolve(item)?)));
+    let edges = items.into_iter().filter_map(|(from, item)| Some((from, resolve(item)?)));
     edges.filter(|(from, to)| from != to).collect()
 }
 
@@ -303,7 +304,7 @@ fn uses(
     files: &BTreeMap<Vec<String>, String>,
 ) -> Vec<(bool, Vec<String>, String)> {
     let plain: String = code(text).map(|(_, line)| format!("{line}\n")).collect();
-    let mut found = Vec::new();
+    let mut items = Vec::new();
     for statement in plain.split(';') {
         let statement = statement.split("#[cfg(feature").last().unwrap_or_default();
         let Some((before, tree)) = statement.rsplit_once("use ") else { continue };
@@ -333,10 +334,10 @@ fn uses(
                 }
                 None => continue,
             }
-            found.push((before.starts_with("pub"), [here.as_slice(), parts].concat(), name));
+            items.push((before.starts_with("pub"), [here.as_slice(), parts].concat(), name));
         }
     }
-    found
+    items
 }
 
 /// The paths in a `use` tree, with their local names.
@@ -384,9 +385,9 @@ fn the_rules_see_what_they_forbid() {
     assert!(names("use rayon::prelude::*;", "rayon"));
     assert!(names("    arrow::compute::cast(a)", "arrow::compute"));
     assert!(!names("let crayons = 3;", "rayon"));
-    let found: Vec<_> =
+    let paths: Vec<_> =
         below("use crate::device::cpu::kmeans::{a, b}; gpu::x(cpu::C)", "cpu::").collect();
-    assert_eq!(found, ["kmeans::{a", "C"]);
+    assert_eq!(paths, ["kmeans::{a", "C"]);
     assert!(begins_with("kmeans::sums", &["kmeans"]) && !begins_with("kmeanses", &["kmeans"]));
     let text = "// rayon\nuse rayon;\n/// rayon";
     assert_eq!(code(text).map(|(number, _)| number).collect::<Vec<_>>(), [2]);
@@ -394,9 +395,9 @@ fn the_rules_see_what_they_forbid() {
     leaves_of("crate::a::{\n    self, b::{C, D as E}, f,\n}", &mut Vec::new(), &mut leaves);
     let leaves: Vec<_> =
         leaves.iter().map(|(path, name)| (path.join("::"), name.as_str())).collect();
-    let wanted =
+    let expected =
         [("crate::a", "a"), ("crate::a::b::C", "C"), ("crate::a::b::D", "E"), ("crate::a::f", "f")];
-    assert_eq!(leaves, wanted.map(|(path, name)| (path.to_string(), name)));
+    assert_eq!(leaves, expected.map(|(path, name)| (path.to_string(), name)));
     assert_eq!(module_of("src/a/mod.rs"), ["a"]);
     assert_eq!(module_of("src/lib.rs"), [""; 0]);
     let edges = imports();

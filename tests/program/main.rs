@@ -56,8 +56,12 @@ fn succeed(mut command: Command) -> Result<String, Failed> {
     Ok(String::from_utf8(stdout)?)
 }
 
-fn expect(found: &str, wanted: &str) -> Result<(), Failed> {
-    if found == wanted { Ok(()) } else { Err(format!("found {found:?}, wanted {wanted:?}").into()) }
+fn expect(actual: &str, expected: &str) -> Result<(), Failed> {
+    if actual == expected {
+        Ok(())
+    } else {
+        Err(format!("found {actual:?}, wanted {expected:?}").into())
+    }
 }
 
 /// The tour: digits classified by their neighbours, half-moons as clusters, and a heading above
@@ -163,8 +167,8 @@ fn compressed_files() -> Result<(), Failed> {
              FROM knn_exact('{file}', k => 1, metric => 'sqeuclidean', vector => ['x', 'y']) \
              ORDER BY query_id"
         );
-        let found = succeed(neighbors(&["-c", &search, "--output-format", "csv"]))?;
-        expect(&found, "query_id,base_id,distance\n1,3,1.0\n2,3,18.0\n3,1,1.0\n")?;
+        let printed = succeed(neighbors(&["-c", &search, "--output-format", "csv"]))?;
+        expect(&printed, "query_id,base_id,distance\n1,3,1.0\n2,3,18.0\n3,1,1.0\n")?;
     }
     Ok(())
 }
@@ -188,14 +192,14 @@ fn settings_of_the_environment() -> Result<(), Failed> {
 
 fn resets_settings() -> Result<(), Failed> {
     let sql = "SET neighbors.seed = 9; RESET neighbors.seed; SHOW neighbors.seed";
-    let found = succeed(neighbors(&["-c", sql, "--output-format", "csv"]))?;
-    expect(&found, "name,value\nneighbors.seed,0\n")
+    let printed = succeed(neighbors(&["-c", sql, "--output-format", "csv"]))?;
+    expect(&printed, "name,value\nneighbors.seed,0\n")
 }
 
 fn nested_columns_in_csv() -> Result<(), Failed> {
     let sql = "SELECT 1 AS a, [1.5, 2.5] AS v, named_struct('b', 2) AS s, NULL::INT[] AS n";
-    let found = succeed(neighbors(&["-c", sql, "--output-format", "csv"]))?;
-    expect(&found, "a,v,s,n\n1,\"[1.5, 2.5]\",{b: 2},\n")
+    let printed = succeed(neighbors(&["-c", sql, "--output-format", "csv"]))?;
+    expect(&printed, "a,v,s,n\n1,\"[1.5, 2.5]\",{b: 2},\n")
 }
 
 fn explains_what_is_not_there() -> Result<(), Failed> {
@@ -223,9 +227,9 @@ fn explains_what_is_not_there() -> Result<(), Failed> {
             "there is no table function knn_exat; did you mean knn_exact?",
         ),
     ];
-    for (sql, wanted) in cases {
+    for (sql, message) in cases {
         let stderr = String::from_utf8(neighbors(&["-c", sql]).output()?.stderr)?;
-        expect(&stderr, &format!("error: Error during planning: {wanted}\n"))?;
+        expect(&stderr, &format!("error: Error during planning: {message}\n"))?;
     }
     Ok(())
 }

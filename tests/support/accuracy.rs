@@ -105,7 +105,7 @@ impl Distance {
                 Self::within(sum, sum * units(n))
             }
             Metric::L2 => {
-                let sum = sum_of_differences(x, y, 2, |apart| apart * apart);
+                let sum = sum_of_differences(x, y, 2, |difference| difference * difference);
                 let root = sum.sqrt();
                 let of_sum = if sum.power < -1000 { 2.0 * n + 2.0 } else { n + 2.0 };
                 Self::within(root, root * units(of_sum / 2.0 + 1.0) + underflow(1.0))
@@ -115,7 +115,7 @@ impl Distance {
                 Self::within(-sum, magnitudes * units(n) + underflow(n))
             }
             _ => {
-                let sum = sum_of_differences(x, y, 2, |apart| apart * apart);
+                let sum = sum_of_differences(x, y, 2, |difference| difference * difference);
                 Self::within(sum, sum * units(n + 2.0) + underflow(n))
             }
         }
@@ -217,11 +217,11 @@ fn sum_of_differences(
     // A quarter of the numbers, whose difference cannot overflow; the largest difference dwarfs the
     // bits lost.
     let quarter = if power < 1000 { 0 } else { 2 };
-    let apart = |(x, y): (&f64, &f64)| {
+    let difference = |(x, y): (&f64, &f64)| {
         Double::of_sum(times_power(*x, -quarter), times_power(-*y, -quarter))
             .times_power(quarter - power)
     };
-    Extended::new(sum(pairs().map(apart).map(term)), degree * power)
+    Extended::new(sum(pairs().map(difference).map(term)), degree * power)
 }
 
 /// The sum of products, and the sum of their magnitudes.
@@ -255,14 +255,14 @@ fn sample(rng: &mut Rng, count: usize, pairs: usize, dim: usize) -> Vec<usize> {
 }
 
 /// Checks lists of nearest rows, one list of equal length per query: the distances, their order,
-/// and that every row left out is at least as far as the last one listed. `own` maps a query to the
-/// same row of the base.
+/// and that every row left out is at least as far as the last one listed. `self_row` maps a query
+/// to the same row of the base.
 pub fn check_lists(
     rng: &mut Rng,
     metric: Metric,
     queries: &[Vec<f64>],
     base: &[Vec<f64>],
-    own: impl Fn(usize) -> Option<usize>,
+    self_row: impl Fn(usize) -> Option<usize>,
     rows: &[u32],
     distances: &[f64],
 ) -> Result<(), String> {
@@ -273,7 +273,7 @@ pub fn check_lists(
         let truth: Vec<_> = vectors.iter().map(|y| Distance::of(metric, &x, y)).collect();
         let list = query * length..(query + 1) * length;
         let listed = rows[list.clone()].iter().map(|row| *row as usize).collect::<Vec<_>>();
-        check_list(&truth, own(query), &listed, &distances[list])
+        check_list(&truth, self_row(query), &listed, &distances[list])
             .map_err(|error| format!("query {query}: {error}"))?;
     }
     Ok(())
@@ -281,12 +281,12 @@ pub fn check_lists(
 
 fn check_list(
     truth: &[Distance],
-    own: Option<usize>,
+    self_row: Option<usize>,
     listed: &[usize],
     distances: &[f64],
 ) -> Result<(), String> {
     let mut is_listed = vec![false; truth.len()];
-    own.into_iter().for_each(|own| is_listed[own] = true);
+    self_row.into_iter().for_each(|row| is_listed[row] = true);
     for (row, distance) in listed.iter().zip(distances) {
         is_listed[*row] = true;
         truth[*row].check(*distance, format_args!("row {row}"))?;

@@ -39,8 +39,8 @@ impl Row {
             Metric::L1 => pairs.fold(0.0, |s, (x, y)| s + (x - y).abs()),
             Metric::L2 | Metric::SqEuclidean => pairs.fold(0.0, |s, (x, y)| s + (x - y) * (x - y)),
             _ => {
-                let apart = |(x, y): (&f64, &f64)| x * self.inverse - y * other.inverse;
-                0.5 * pairs.map(apart).fold(0.0, |s, apart| s + apart * apart)
+                let difference = |(x, y): (&f64, &f64)| x * self.inverse - y * other.inverse;
+                0.5 * pairs.map(difference).fold(0.0, |s, x| s + x * x)
             }
         }
     }
@@ -87,22 +87,22 @@ pub fn oracle(
 }
 
 /// Compares the result for a single group with the definition.
-pub fn same(found: &Density, wanted: &Clusters) -> Result<(), String> {
-    let count = wanted.0.iter().flatten().max().map_or(0, |last| *last as usize + 1);
-    if found.count != count {
-        return Err(format!("{} clusters, not {count}", found.count));
+pub fn same(density: &Density, expected: &Clusters) -> Result<(), String> {
+    let count = expected.0.iter().flatten().max().map_or(0, |last| *last as usize + 1);
+    if density.count != count {
+        return Err(format!("{} clusters, not {count}", density.count));
     }
-    same_rows(found, wanted)
+    same_rows(density, expected)
 }
 
 /// Compares the result for all groups with the definition.
-pub fn same_rows(found: &Density, (clusters, core): &Clusters) -> Result<(), String> {
-    if let Some(row) = (0..core.len()).find(|row| found.core[*row] != core[*row]) {
-        return Err(format!("row {row}: core is {}", found.core[row]));
+pub fn same_rows(density: &Density, (clusters, core): &Clusters) -> Result<(), String> {
+    if let Some(row) = (0..core.len()).find(|row| density.core[*row] != core[*row]) {
+        return Err(format!("row {row}: core is {}", density.core[row]));
     }
-    if let Some(row) = (0..core.len()).find(|row| found.clusters[*row] != clusters[*row]) {
-        let (found, wanted) = (found.clusters[row], clusters[row]);
-        return Err(format!("row {row}: cluster is {found:?}, not {wanted:?}"));
+    if let Some(row) = (0..core.len()).find(|row| density.clusters[*row] != clusters[*row]) {
+        let (actual, expected) = (density.clusters[row], clusters[row]);
+        return Err(format!("row {row}: cluster is {actual:?}, not {expected:?}"));
     }
     Ok(())
 }

@@ -93,61 +93,61 @@ pub fn case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let k = size(rng, most);
     let query_array = queries.as_ref().map(|queries| queries.array.as_ref() as &dyn Array);
     let others = queries.as_ref().unwrap_or(&base);
-    let asked = asked(rng, metric, is_bits, 8 * bytes, k);
+    let params = any_parameters(rng, metric, is_bits, 8 * bytes, k);
     let wrong = |text: String| {
         let shown = |rows: &Discrete| format!("{:?}", rows.sets);
         let (base, queries) = (shown(&base), queries.as_ref().map(shown));
-        format!("{text}\n{metric}, {bytes} bytes: {base}, {queries:?}, {asked:?}")
+        format!("{text}\n{metric}, {bytes} bytes: {base}, {queries:?}, {params:?}")
     };
-    let wanted = |q: usize, row: usize| distance(metric, &others.sets[q], &base.sets[row]);
+    let expected = |q: usize, row: usize| distance(metric, &others.sets[q], &base.sets[row]);
     let is_joined = queries.is_none();
 
     let exact = KnnExact::k(k as u64).metric(metric);
     let exact = knn_exact(device, base.array.as_ref(), query_array, &exact)
         .map_err(|error| wrong(error.to_string()))?;
-    let found = check_neighbors(&exact, is_joined, k, wanted).map_err(&wrong)?;
+    let pairs = check_neighbors(&exact, is_joined, k, expected).map_err(&wrong)?;
     let most = base.sets.len() - usize::from(queries.is_none());
-    if found.len() != others.sets.len() * k.min(most) {
-        return Err(wrong(format!("{} neighbours", found.len())));
+    if pairs.len() != others.sets.len() * k.min(most) {
+        return Err(wrong(format!("{} neighbours", pairs.len())));
     }
     for q in 0..others.sets.len() {
         let mut all: Vec<_> = (0..base.sets.len())
             .filter(|row| queries.is_some() || q != *row)
-            .map(|row| (wanted(q, row), row))
+            .map(|row| (expected(q, row), row))
             .collect();
         all.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        if let Some((_, row)) = all.iter().take(k).find(|(_, row)| !found.contains(&(q, *row))) {
+        if let Some((_, row)) = all.iter().take(k).find(|(_, row)| !pairs.contains(&(q, *row))) {
             return Err(wrong(format!("row {row} is no neighbour of query {q}")));
         }
     }
 
-    let hashed = match knn_lsh(device, base.array.as_ref(), query_array, &asked) {
-        Ok(found) => found,
+    let hashed = match knn_lsh(device, base.array.as_ref(), query_array, &params) {
+        Ok(neighbors) => neighbors,
         // Parameters that the rows cannot meet.
         Err(Error::Unsatisfiable(_)) => return Ok(()),
         Err(error) => return Err(wrong(error.to_string())),
     };
-    check_neighbors(&hashed, is_joined, k, wanted).map_err(&wrong)?;
-    let again = knn_lsh(device, base.array.as_ref(), query_array, &asked);
+    check_neighbors(&hashed, is_joined, k, expected).map_err(&wrong)?;
+    let again = knn_lsh(device, base.array.as_ref(), query_array, &params);
     if again.ok().as_ref() != Some(&hashed) {
         return Err(wrong("another answer the second time".to_string()));
     }
     Ok(())
 }
 
-fn asked(rng: &mut Rng, metric: Metric, is_bits: bool, bits: usize, k: usize) -> KnnLsh {
-    let asked = KnnLsh::k(k as u64).metric(metric).seed(rng.next());
+fn any_parameters(rng: &mut Rng, metric: Metric, is_bits: bool, bits: usize, k: usize) -> KnnLsh {
+    let params = KnnLsh::k(k as u64).metric(metric).seed(rng.next());
     let (tables, hashes) = (1 + rng.below(12), 1 + rng.below(bits.min(20) as u64));
     match rng.below(4) {
-        0 => asked.recall(0.05 + rng.uniform() * 0.94),
+        0 => params.recall(0.05 + rng.uniform() * 0.94),
         1 if is_bits && metric == Metric::Hamming => {
             let errors = rng.below(3).min(hashes);
             let score = [0.0, 1.5, hashes as f64][rng.below(3) as usize];
-            asked.method("ewh").tables(tables).bits(hashes).errors(errors).score(score)
+            params.method("ewh").tables(tables).bits(hashes).errors(errors).score(score)
         }
         2 if metric == Metric::Hamming => {
-            asked.tables(tables).hashes(hashes).probes(1 + rng.below(30))
+            params.tables(tables).hashes(hashes).probes(1 + rng.below(30))
         }
-        _ => asked.tables(tables).hashes(hashes),
+        _ => params.tables(tables).hashes(hashes),
     }
 }

@@ -135,8 +135,8 @@ impl Extended {
         if digits.high == 0.0 {
             return Self::ZERO;
         }
-        let own = power_of(digits.high);
-        Self { digits: digits.times_power(-own), power: power + own }
+        let exponent = power_of(digits.high);
+        Self { digits: digits.times_power(-exponent), power: power + exponent }
     }
 
     pub fn abs(self) -> Self {

@@ -73,16 +73,16 @@ fn dbscan_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let matrix = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
     let params = DbscanParams::try_new(eps, min_points, metric).map_err(|e| e.to_string())?;
     let given = weights.as_deref();
-    let found = dbscan(device, &matrix, given, ends, &params, &Job::default());
-    let found = found.map_err(|error| error.to_string())?;
-    let wanted = clusters_of_groups(&all, count, given, ends, &params);
+    let density = dbscan(device, &matrix, given, ends, &params, &Job::default());
+    let density = density.map_err(|error| error.to_string())?;
+    let expected = clusters_of_groups(&all, count, given, ends, &params);
     let wrong = |error: String| {
         let rows = rows.code();
         format!(
             "{error}\n{metric}, eps {eps:?}, min_points {min_points}, ends {ends:?}, {weights:?}, {rows}"
         )
     };
-    density::same_rows(&found, &wanted).map_err(&wrong)?;
+    density::same_rows(&density, &expected).map_err(&wrong)?;
     check_sums(rng, metric, &rows.values, &all, eps).map_err(&wrong)
 }
 
@@ -97,17 +97,17 @@ fn clusters_of_groups(
 ) -> density::Clusters {
     let (eps, min_points) = (params.eps(), params.min_points() as f64);
     let limit = if params.metric() == Metric::L2 { eps * eps } else { eps };
-    let mut wanted = (Vec::new(), Vec::new());
+    let mut expected = (Vec::new(), Vec::new());
     let mut start = 0;
     for end in ends {
         let near = |a: usize, b: usize| a == b || sums[(start + a) * count + start + b] <= limit;
         let weight = |row: usize| weights.map_or(1.0, |weights| weights[start + row]);
         let (clusters, core) = density::oracle(end - start, min_points, weight, near);
-        wanted.0.extend(clusters);
-        wanted.1.extend(core);
+        expected.0.extend(clusters);
+        expected.1.extend(core);
         start = *end;
     }
-    wanted
+    expected
 }
 
 fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
@@ -122,30 +122,31 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let is_narrow = base.is_narrow && queries.as_ref().is_none_or(|queries| queries.is_narrow);
     let metric = [Metric::L2, Metric::SqEuclidean, Metric::L1, Metric::Cosine, Metric::Pearson];
     let metric = metric[rng.below(5) as usize];
-    let own = base.prepared(metric, is_narrow);
-    let others = queries.as_ref().map_or_else(|| own.clone(), |q| q.prepared(metric, is_narrow));
-    let (Some(rows), Some(others)) = (own, others) else { return Ok(()) };
-    let (asked, k, radius) = any_hashing(rng, metric, style.scale, count, dim);
+    let prepared = base.prepared(metric, is_narrow);
+    let others =
+        queries.as_ref().map_or_else(|| prepared.clone(), |q| q.prepared(metric, is_narrow));
+    let (Some(rows), Some(others)) = (prepared, others) else { return Ok(()) };
+    let (params, k, radius) = any_hashing(rng, metric, style.scale, count, dim);
     let wrong = |text: String| {
         let queries =
             queries.as_ref().map_or("None".to_string(), |q| format!("Some({})", q.code()));
-        format!("{text}\nlet (base, queries, asked) = ({}, {queries}, {asked:?});", base.code())
+        format!("{text}\nlet (base, queries, params) = ({}, {queries}, {params:?});", base.code())
     };
     let query_array = queries.as_ref().map(|queries| queries.array.as_ref() as &dyn Array);
-    let found = match knn_lsh(device, base.array.as_ref(), query_array, &asked) {
-        Ok(found) => found,
+    let neighbors = match knn_lsh(device, base.array.as_ref(), query_array, &params) {
+        Ok(neighbors) => neighbors,
         // Parameters that the rows cannot meet.
         Err(Error::Unsatisfiable(_)) => return Ok(()),
         Err(error) => return Err(wrong(error.to_string())),
     };
-    let again = knn_lsh(device, base.array.as_ref(), query_array, &asked);
-    if again.ok().as_ref() != Some(&found) {
+    let again = knn_lsh(device, base.array.as_ref(), query_array, &params);
+    if again.ok().as_ref() != Some(&neighbors) {
         return Err(wrong("another answer the second time".to_string()));
     }
     let of_queries = queries.as_ref().map_or(&base.values, |queries| &queries.values);
     let distance = |q: usize, row: usize| definition(metric, &of_queries[q], &base.values[row]);
-    let pairs = check_neighbors(&found, queries.is_none(), k, distance).map_err(&wrong)?;
-    let Neighbors { queries: of, rows: to, distances, .. } = Neighbors::new(&found);
+    let pairs = check_neighbors(&neighbors, queries.is_none(), k, distance).map_err(&wrong)?;
+    let Neighbors { queries: of, rows: to, distances, .. } = Neighbors::new(&neighbors);
     let listed: Vec<_> =
         of.iter().zip(&to).zip(&distances).map(|((q, row), d)| (*q, *row, *d)).collect();
     check_pairs(rng, metric, of_queries, &base.values, &listed).map_err(&wrong)?;
@@ -158,9 +159,9 @@ fn lsh_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
             _ => radius * radius / 2.0,
         };
         for (q, row) in (0..others.len()).flat_map(|q| (0..rows.len()).map(move |row| (q, row))) {
-            let is_asked = queries.is_some() || q != row;
-            let is_found = pairs.contains(&(q, row));
-            if is_asked && !is_found && distance(q, row) <= most {
+            let is_candidate = queries.is_some() || q != row;
+            let is_listed = pairs.contains(&(q, row));
+            if is_candidate && !is_listed && distance(q, row) <= most {
                 return Err(wrong(format!("row {row} is within the radius of query {q}")));
             }
         }
@@ -181,25 +182,26 @@ fn any_hashing(
     let has_planes = metric != Metric::L1 && dim > 1 && rng.below(3) == 0;
     let has_boxes = has_planes && planes != "random";
     let k = if has_boxes { count } else { size(rng, 30) };
-    let mut asked = KnnLsh::k(k as u64).metric(metric).seed(rng.next());
+    let mut params = KnnLsh::k(k as u64).metric(metric).seed(rng.next());
     let is_slotted = matches!(metric, Metric::L2 | Metric::SqEuclidean | Metric::L1);
     let unit = if is_slotted { scale.min(1e300) } else { 1.0 };
     let part = if rng.below(2) == 0 { 1e-4 } else { 3.0 };
     let radius = has_boxes.then(|| unit * rng.uniform() * part);
     if has_planes {
         let most = (dim as u64 - 1).min(16);
-        asked = asked.planes(planes).zero_sum(rng.below(2) == 0).centre(rng.below(2) == 0);
-        asked = asked.tables(1 + rng.below(3)).hashes(1 + rng.below(most));
-        asked = radius.into_iter().fold(asked, KnnLsh::box_radius);
+        params = params.planes(planes).zero_sum(rng.below(2) == 0).centre(rng.below(2) == 0);
+        params = params.tables(1 + rng.below(3)).hashes(1 + rng.below(most));
+        params = radius.into_iter().fold(params, KnnLsh::box_radius);
     } else if rng.below(3) > 0 {
-        asked = asked.tables(1 + rng.below(20)).hashes(1 + rng.below(20)).probes(1 + rng.below(30));
+        params =
+            params.tables(1 + rng.below(20)).hashes(1 + rng.below(20)).probes(1 + rng.below(30));
         if is_slotted {
-            asked = asked.width((scale * (0.01 + rng.uniform() * 20.0)).min(1e300));
+            params = params.width((scale * (0.01 + rng.uniform() * 20.0)).min(1e300));
         }
     } else {
-        asked = asked.recall(0.05 + rng.uniform() * 0.94);
+        params = params.recall(0.05 + rng.uniform() * 0.94);
     }
-    (asked, k, radius)
+    (params, k, radius)
 }
 
 /// The columns of a result.
@@ -226,13 +228,13 @@ impl Neighbors {
 
 /// Checks the order of a result, the limit k, and the distances; returns the pairs.
 pub fn check_neighbors(
-    found: &RecordBatch,
+    batch: &RecordBatch,
     is_joined: bool,
     k: usize,
-    wanted: impl Fn(usize, usize) -> f64,
+    expected: impl Fn(usize, usize) -> f64,
 ) -> Result<BTreeSet<(usize, usize)>, String> {
-    let Neighbors { queries, rows, ranks, distances } = Neighbors::new(found);
-    for i in 0..found.num_rows() {
+    let Neighbors { queries, rows, ranks, distances } = Neighbors::new(batch);
+    for i in 0..batch.num_rows() {
         let (q, row) = (queries[i] as usize, rows[i] as usize);
         let is_next = ranks[i] > 1;
         let is_in_order = !is_next
@@ -240,7 +242,7 @@ pub fn check_neighbors(
                 && (distances[i - 1], rows[i - 1]) < (distances[i], rows[i])
                 && ranks[i - 1] + 1 == ranks[i]);
         let is_itself = is_joined && q == row;
-        if wanted(q, row) != distances[i] || !is_in_order || is_itself || ranks[i] as usize > k {
+        if expected(q, row) != distances[i] || !is_in_order || is_itself || ranks[i] as usize > k {
             return Err(format!("neighbour {i}: {q} {row} {} {}", ranks[i], distances[i]));
         }
     }
@@ -274,14 +276,16 @@ fn knn_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         )
     };
     let query_array = queries.as_ref().map(|queries| queries.array.as_ref() as &dyn Array);
-    let asked = KnnExact::k(k as u64).metric(metric);
-    let found = knn_exact(device, base.array.as_ref(), query_array, &asked)
+    let params = KnnExact::k(k as u64).metric(metric);
+    let neighbors = knn_exact(device, base.array.as_ref(), query_array, &params)
         .map_err(|error| wrong(error.to_string()))?;
     let of_queries = queries.as_ref().map_or(&base.values, |queries| &queries.values);
-    let own = |query| queries.is_none().then_some(query);
-    let (wanted, distances) = nearest_by_definition(metric, of_queries, &base.values, k, own);
-    check_exact(&found, of_queries.len(), &wanted, &distances).map_err(&wrong)?;
-    check_lists(rng, metric, of_queries, &base.values, own, &wanted, &distances).map_err(&wrong)
+    let self_row = |query| queries.is_none().then_some(query);
+    let (expected, distances) =
+        nearest_by_definition(metric, of_queries, &base.values, k, self_row);
+    check_exact(&neighbors, of_queries.len(), &expected, &distances).map_err(&wrong)?;
+    check_lists(rng, metric, of_queries, &base.values, self_row, &expected, &distances)
+        .map_err(&wrong)
 }
 
 /// Random queries in the style of the base, or rows of the base.
@@ -308,20 +312,20 @@ fn any_queries(rng: &mut Rng, base: &Vectors, base_style: &Style) -> Vectors {
 
 /// Checks the rows and distances of an exact search, bit by bit.
 fn check_exact(
-    found: &RecordBatch,
+    batch: &RecordBatch,
     queries: usize,
-    wanted: &[u32],
+    expected: &[u32],
     distances: &[f64],
 ) -> Result<(), String> {
-    let neighbors = Neighbors::new(found);
-    if neighbors.rows != wanted {
-        let at = neighbors.rows.iter().zip(wanted).position(|(a, b)| a != b);
+    let neighbors = Neighbors::new(batch);
+    if neighbors.rows != expected {
+        let at = neighbors.rows.iter().zip(expected).position(|(a, b)| a != b);
         return Err(format!("other neighbours, first at {at:?}"));
     }
-    let per_query = wanted.len() / queries;
+    let per_query = expected.len() / queries;
     let is_counted = (neighbors.queries.iter().zip(&neighbors.ranks).enumerate())
         .all(|(i, (q, r))| *q as usize == i / per_query && *r as usize == i % per_query + 1);
-    let distance = found.column_by_name("distance").expect("a column");
+    let distance = batch.column_by_name("distance").expect("a column");
     let is_type_right = *distance.data_type() == DataType::Float64;
     let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     if !is_counted || !is_type_right || bits(&neighbors.distances) != bits(distances) {
@@ -347,9 +351,9 @@ fn kmeans_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
     let weights = (rng.below(4) == 0).then(|| any_weights(rng, count));
     let init = [Init::PlusPlus, Init::Parallel, Init::Random][rng.below(3) as usize];
     let rounds = if rng.below(3) == 0 { 3 } else { 60 };
-    let asked =
+    let params =
         KMeans::k(k as u64).metric(metric).init(init).max_iterations(rounds).seed(rng.next());
-    let asked = if rng.below(2) == 0 { asked.tolerance(0.0) } else { asked };
+    let params = if rng.below(2) == 0 { params.tolerance(0.0) } else { params };
     let given = (rng.below(4) == 0).then(|| {
         let far = if rng.below(3) == 0 { 1e3 } else { 1.0 };
         let scaled = |row: &Vec<f64>| row.iter().map(|x| x * far).collect();
@@ -361,12 +365,12 @@ fn kmeans_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         let given = given.as_ref().map(Vectors::code);
         let code = vectors.code();
         format!(
-            "{text}\nlet (rows, weights, init) = ({code}, {weights:?}, {given:?}); // {asked:?}"
+            "{text}\nlet (rows, weights, init) = ({code}, {weights:?}, {given:?}); // {params:?}"
         )
     };
     let start = given.as_ref().map(|given| given.array.as_ref() as &dyn Array);
     let run = |device: &AnyDevice| {
-        kmeans(device, vectors.array.as_ref(), weights.as_deref(), start, &asked)
+        kmeans(device, vectors.array.as_ref(), weights.as_deref(), start, &params)
     };
     let weight = |row: usize| weights.as_ref().map_or(1.0, |weights| weights[row]);
     let distinct: HashSet<Vec<u64>> = (values_of(&rows).iter().enumerate())
@@ -386,19 +390,19 @@ fn kmeans_case(rng: &mut Rng, device: &AnyDevice) -> Result<(), String> {
         }
         directions.len() < k
     };
-    let found = match run(device) {
+    let clustering = match run(device) {
         Err(Error::Unsatisfiable(_)) if distinct.len() < k || has_parallels => return Ok(()),
         Err(error) => return Err(wrong(error.to_string())),
         Ok(_) if distinct.len() < k => return Err(wrong("too many clusters".to_string())),
-        Ok((found, _)) => found,
+        Ok((clustering, _)) => clustering,
     };
-    check(rng, &rows, &vectors.values, weights.as_deref(), metric, &found).map_err(&wrong)?;
+    check(rng, &rows, &vectors.values, weights.as_deref(), metric, &clustering).map_err(&wrong)?;
     if device.info().name != "cpu" {
         let (cpu, _) = run(&AnyDevice::cpu()).map_err(|error| wrong(error.to_string()))?;
         let all = |x: &Clustering| {
             (x.labels.clone(), x.distances.clone(), x.centroids.clone(), x.rounds.iterations)
         };
-        if all(&cpu) != all(&found) {
+        if all(&cpu) != all(&clustering) {
             return Err(wrong("not what the CPU finds".to_string()));
         }
     }
@@ -421,21 +425,21 @@ fn check(
     values: &[Vec<f64>],
     weights: Option<&[f64]>,
     metric: Metric,
-    found: &Clustering,
+    clustering: &Clustering,
 ) -> Result<(), String> {
     let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
-    let means = values_of(&Rows::all(found.centroids.clone()));
+    let means = values_of(&Rows::all(clustering.centroids.clone()));
     if means.iter().flatten().any(|x| !x.is_finite()) {
         return Err("a centroid that is no number".to_string());
     }
     let (labels, distances) = nearest_by_definition(metric, values, &means, 1, |_| None);
-    if labels != found.labels {
+    if labels != clustering.labels {
         return Err("labels are not those of the nearest centroids".to_string());
     }
-    if distances != found.distances {
+    if distances != clustering.distances {
         return Err("other distances".to_string());
     }
-    check_lists(rng, metric, values, &means, |_| None, &found.labels, &found.distances)?;
+    check_lists(rng, metric, values, &means, |_| None, &clustering.labels, &clustering.distances)?;
     let (mut sizes, mut inertias) = (vec![0; means.len()], vec![0.0; means.len()]);
     for (row, (label, distance)) in labels.iter().zip(&distances).enumerate() {
         sizes[*label as usize] += 1;
@@ -443,47 +447,49 @@ fn check(
         let cost = if weight(row) == 0.0 { 0.0 } else { weight(row) * cost };
         inertias[*label as usize] += cost;
     }
-    if (&sizes, &inertias) != (&found.sizes, &found.inertias) {
+    if (&sizes, &inertias) != (&clustering.sizes, &clustering.inertias) {
         return Err("other sizes or inertias".to_string());
     }
-    if metric == Metric::L2 { check_means(rows, weights, found, &means) } else { Ok(()) }
+    if metric == Metric::L2 { check_means(rows, weights, clustering, &means) } else { Ok(()) }
 }
 
 /// Checks centroids after convergence by `l2`: each is the mean of its rows.
 fn check_means(
     rows: &Rows,
     weights: Option<&[f64]>,
-    found: &Clustering,
+    clustering: &Clustering,
     means: &[Vec<f64>],
 ) -> Result<(), String> {
-    let (x, labels) = (values_of(rows), &found.labels);
+    let (x, labels) = (values_of(rows), &clustering.labels);
     let weight = |row: usize| weights.map_or(1.0, |weights| weights[row]);
     let largest = x.iter().flatten().fold(0.0f64, |most, x| most.max(x.abs()));
-    let own = |cluster: usize| {
+    let members = |cluster: usize| {
         (0..x.len()).filter(move |row| labels[*row] as usize == cluster && weight(*row) > 0.0)
     };
     // Rounds compare sums in the precision of the rows, which may choose another of two nearly
     // equally near centroids.
-    let centroids = Rows::all(found.centroids.clone());
+    let centroids = Rows::all(clustering.centroids.clone());
     let of_rounds = oracle(rows, &centroids, Metric::SqEuclidean, 1, None).0;
-    let came_to_rest = found.rounds.moved == 0 && of_rounds == *labels;
-    let is_full = (0..means.len()).all(|cluster| own(cluster).next().is_some());
+    let came_to_rest = clustering.rounds.moved == 0 && of_rounds == *labels;
+    let is_full = (0..means.len()).all(|cluster| members(cluster).next().is_some());
     // The oracle's means are limited to the range of float64.
     if !came_to_rest || !is_full || largest > 1e200 {
         return Ok(());
     }
     for (cluster, mean) in means.iter().enumerate() {
         for (j, mean) in mean.iter().enumerate() {
-            let (wanted, size) = exact_mean(own(cluster).map(|row| (x[row][j], weight(row))));
+            let (expected, size) = exact_mean(members(cluster).map(|row| (x[row][j], weight(row))));
             // The oracle loses subnormal products.
             let least = if weights.is_some() { 1e-280 } else { 0.0 };
             let is_right = if rows.reals::<f32>().is_some() {
-                *mean == f64::from(wanted as f32) || (mean - wanted).abs() <= least
+                *mean == f64::from(expected as f32) || (mean - expected).abs() <= least
             } else {
-                (mean - wanted).abs() <= 4.0 * unit_of(size) + least
+                (mean - expected).abs() <= 4.0 * unit_of(size) + least
             };
             if !is_right {
-                return Err(format!("centroid {cluster} has {mean:e} at {j}, its rows {wanted:e}"));
+                return Err(format!(
+                    "centroid {cluster} has {mean:e} at {j}, its rows {expected:e}"
+                ));
             }
         }
     }

@@ -18,7 +18,7 @@ pub struct ExactSum(Vec<f64>);
 
 impl ExactSum {
     pub fn add(&mut self, mut x: f64) {
-        let mut kept = Vec::with_capacity(self.0.len() + 1);
+        let mut parts = Vec::with_capacity(self.0.len() + 1);
         for mut y in self.0.drain(..) {
             if x.abs() < y.abs() {
                 std::mem::swap(&mut x, &mut y);
@@ -26,12 +26,12 @@ impl ExactSum {
             let high = x + y;
             let low = y - (high - x);
             if low != 0.0 {
-                kept.push(low);
+                parts.push(low);
             }
             x = high;
         }
-        kept.push(x);
-        self.0 = kept;
+        parts.push(x);
+        self.0 = parts;
     }
 
     /// The nearest float64 to the sum.
@@ -149,14 +149,14 @@ pub fn lloyd(
         empty.iter().zip(&farthest).for_each(|(cluster, row)| moved[*row] = *cluster as u32);
         let old = centroids.clone();
         for (cluster, centroid) in centroids.iter_mut().enumerate() {
-            let own = members(&moved, cluster);
-            let Some(first) = own.first() else { continue };
-            if own.iter().all(|row| x[*row] == x[*first]) {
+            let cluster_rows = members(&moved, cluster);
+            let Some(first) = cluster_rows.first() else { continue };
+            if cluster_rows.iter().all(|row| x[*row] == x[*first]) {
                 centroid.clone_from(&x[*first]);
                 continue;
             }
             for j in 0..dim {
-                let mean = exact_mean(own.iter().map(|row| (x[*row][j], weight(*row)))).0;
+                let mean = exact_mean(cluster_rows.iter().map(|row| (x[*row][j], weight(*row)))).0;
                 centroid[j] =
                     if rows.reals::<f32>().is_some() { f64::from(mean as f32) } else { mean };
             }
@@ -245,11 +245,11 @@ fn draw(shares: &[u128], weights: &[f64], bits: u64) -> u32 {
     // In two steps, since the product may exceed 128 bits.
     let (high, low) = (total >> 53, total % (1 << 53));
     let drawn = u128::from(bits >> 11);
-    let wanted = high * drawn + ((low * drawn) >> 53);
+    let target = high * drawn + ((low * drawn) >> 53);
     let mut sum = 0;
     let passes = |share: &u128| {
         sum += share;
-        sum > wanted
+        sum > target
     };
     shares.iter().position(passes).expect("a share") as u32
 }

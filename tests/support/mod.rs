@@ -52,7 +52,7 @@ impl Rng {
 
 /// Whether long trials run in full: `NEIGHBORS_TESTS=whole`.
 pub fn all_trials() -> bool {
-    std::env::var_os("NEIGHBORS_TESTS").is_some_and(|asked| asked == "whole")
+    std::env::var_os("NEIGHBORS_TESTS").is_some_and(|value| value == "whole")
 }
 
 /// All cases, or one in `one_in` from the first on, unless [long trials run in full](all_trials).
@@ -277,26 +277,26 @@ fn nearest<I: Iterator<Item = usize>>(
     rows: impl Fn(usize) -> I,
     distance: impl Fn(usize, usize) -> f64,
 ) -> (Vec<u32>, Vec<f64>) {
-    let (mut found, mut distances) = (Vec::new(), Vec::new());
+    let (mut neighbors, mut distances) = (Vec::new(), Vec::new());
     for q in 0..queries {
         let mut all: Vec<(f64, usize)> = rows(q).map(|b| (distance(q, b), b)).collect();
         all.sort_by(|a, b| a.0.partial_cmp(&b.0).expect("no NaN").then(a.1.cmp(&b.1)));
         for (distance, row) in all.into_iter().take(k) {
-            found.push(row as u32);
+            neighbors.push(row as u32);
             distances.push(distance);
         }
     }
-    (found, distances)
+    (neighbors, distances)
 }
 
 macro_rules! distance {
-    ($name:ident, $type:ident, |$apart:ident, $sum:ident| $square_plus:expr) => {
+    ($name:ident, $type:ident, |$difference:ident, $sum:ident| $square_plus:expr) => {
         fn $name(metric: Metric, q: &[$type], x: &[$type]) -> $type {
             let mut s: $type = 0.0;
             for j in 0..q.len() {
                 s = match metric {
                     Metric::L2 | Metric::SqEuclidean => {
-                        let ($apart, $sum) = (q[j] - x[j], s);
+                        let ($difference, $sum) = (q[j] - x[j], s);
                         $square_plus
                     }
                     Metric::L1 => s + (q[j] - x[j]).abs(),
@@ -311,8 +311,8 @@ macro_rules! distance {
         }
     };
 }
-distance!(distance_f32, f32, |apart, sum| apart.mul_add(apart, sum));
-distance!(distance_f64, f64, |apart, sum| apart * apart + sum);
+distance!(distance_f32, f32, |difference, sum| difference.mul_add(difference, sum));
+distance!(distance_f64, f64, |difference, sum| difference * difference + sum);
 
 fn near_inverse(largest: f64) -> f64 {
     if largest == 0.0 {
@@ -390,13 +390,13 @@ pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
     match metric {
         Metric::L2 => match squares(x, y) {
             sum if sum < f64::MIN_POSITIVE || sum.is_infinite() => {
-                let apart = x.iter().zip(y).map(|(x, y)| (x - y).abs());
-                let largest = apart.clone().fold(0.0, f64::max);
+                let differences = x.iter().zip(y).map(|(x, y)| (x - y).abs());
+                let largest = differences.clone().fold(0.0, f64::max);
                 if largest == 0.0 {
                     return 0.0;
                 }
                 let scale = near_inverse(largest);
-                apart.map(|a| a * scale).fold(0.0, |s, a| s + a * a).sqrt() / scale
+                differences.map(|a| a * scale).fold(0.0, |s, a| s + a * a).sqrt() / scale
             }
             sum => sum.sqrt(),
         },
@@ -413,18 +413,18 @@ pub fn definition(metric: Metric, x: &[f64], y: &[f64]) -> f64 {
     }
 }
 
-/// The `k` nearest rows of each query by the definition; `own` maps a query to the same row of the
-/// base.
+/// The `k` nearest rows of each query by the definition; `self_row` maps a query to the same row of
+/// the base.
 pub fn nearest_by_definition(
     metric: Metric,
     queries: &[Vec<f64>],
     base: &[Vec<f64>],
     k: usize,
-    own: impl Fn(usize) -> Option<usize>,
+    self_row: impl Fn(usize) -> Option<usize>,
 ) -> (Vec<u32>, Vec<f64>) {
     let rows = |q: usize| {
-        let own = own(q);
-        (0..base.len()).filter(move |b| own != Some(*b))
+        let left_out = self_row(q);
+        (0..base.len()).filter(move |b| left_out != Some(*b))
     };
     nearest(queries.len(), k, rows, |q, b| definition(metric, &queries[q], &base[b]))
 }

@@ -263,11 +263,11 @@ impl<D: Device> CentroidSearch<D> {
         let (device, base) = (self.device.clone(), centroids.clone());
         let search = StreamedSearch::open(device, base, self.metric, 1, job)?;
         let near = had_labels.then_some(labels.as_slice());
-        let found = search.search_held(rows, held, QueryRows::Separate, near, job)?;
-        *self.lock() += found.work;
-        let moved = near.map(|before| cluster_sums::moved_rows(before, &found.rows));
-        let costs = Some(found.distances.reals().ok_or_else(not_started)?);
-        Ok((Clusters { labels: found.rows, costs, centroids }, moved))
+        let neighbors = search.search_held(rows, held, QueryRows::Separate, near, job)?;
+        *self.lock() += neighbors.work;
+        let moved = near.map(|before| cluster_sums::moved_rows(before, &neighbors.rows));
+        let costs = Some(neighbors.distances.reals().ok_or_else(not_started)?);
+        Ok((Clusters { labels: neighbors.rows, costs, centroids }, moved))
     }
 
     fn lock(&self) -> MutexGuard<'_, Work> {

@@ -225,13 +225,13 @@ impl ErrorBounds {
         };
         let (most, in_steps) = (2f64.powi(bits as i32), |x: f64| x / 2f64.powi(step));
         // The largest difference of two values, in steps.
-        let (dim, apart) = (self.dim as f64, in_steps(both.range.1 - both.range.0));
+        let (dim, difference) = (self.dim as f64, in_steps(both.range.1 - both.range.0));
         let (sum, of_step) = match self.metric {
-            Metric::L1 => (dim * apart, step),
+            Metric::L1 => (dim * difference, step),
             Metric::InnerProduct => {
                 (dim * in_steps(base.largest()) * in_steps(query.largest()), 2 * step)
             }
-            _ => (dim * apart * apart, 2 * step),
+            _ => (dim * difference * difference, 2 * step),
         };
         sum <= most && steps.contains(&of_step)
     }
@@ -251,8 +251,8 @@ impl ErrorBounds {
             Metric::L2 => least(sum).max(0.0).sqrt() * (1.0 - 1e-15),
             Metric::Cosine | Metric::Pearson => {
                 // The rounding error of each unit vector.
-                let apart = least(sum).max(0.0).sqrt() - 2.02 * NEAR_UNIT;
-                0.5 * apart.max(0.0).powi(2) * (1.0 - 1e-9)
+                let distance_bound = least(sum).max(0.0).sqrt() - 2.02 * NEAR_UNIT;
+                0.5 * distance_bound.max(0.0).powi(2) * (1.0 - 1e-9)
             }
             Metric::InnerProduct if lengths < most / 8.0 => {
                 last - 2.0 * share * lengths - 4.0 * self.dim as f64 * tiny

@@ -171,7 +171,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
         if self.are_exact(queries, &lists) {
-            let neighbors = self.as_found(lists, query_rows, job)?;
+            let neighbors = self.as_exact(lists, query_rows, job)?;
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
         let input = QueryInput { rows: queries, query_rows };
@@ -208,7 +208,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
     }
 
     /// The lists of the device, whose sums are exact.
-    fn as_found(&self, lists: Neighbors, query_rows: QueryRows, job: &Job) -> Result<Neighbors> {
+    fn as_exact(&self, lists: Neighbors, query_rows: QueryRows, job: &Job) -> Result<Neighbors> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let Neighbors { per_query: listed, mut rows, distances, work, .. } = lists;
         let k = self.k.min(self.base().len() - itself);
@@ -348,7 +348,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
             };
             all.work += neighbors.work;
             for (i, query) in open.iter().enumerate() {
-                let self_row = query_rows.own(*query);
+                let self_row = query_rows.self_row(*query);
                 let list = i * per_query..(i + 1) * per_query;
                 let others = list.filter(|at| Some(neighbors.rows[*at]) != self_row);
                 let places = *query as usize * all.per_query..;
@@ -624,16 +624,16 @@ mod tests {
                             left: AtomicUsize::new(blocks),
                             forgotten: AtomicUsize::new(0),
                         });
-                        let found = neighbors(&device, &base, queries, query_rows, metric, k);
+                        let actual = neighbors(&device, &base, queries, query_rows, metric, k);
                         let named = format!("{metric}, k {k}, {query_rows:?}, {blocks} blocks");
                         assert_eq!(device.left.load(Ordering::Relaxed), left, "{named}");
                         // Its layouts are dropped once it runs out of memory.
                         let forgotten = device.forgotten.load(Ordering::Relaxed);
                         assert_eq!(forgotten, usize::from(left == 0), "{named}");
-                        assert_eq!(found.per_query, expected.per_query, "{named}");
-                        assert!(found.rows == expected.rows, "{named}");
-                        assert!(found.distances == expected.distances, "{named}");
-                        assert!(found.last.is_empty());
+                        assert_eq!(actual.per_query, expected.per_query, "{named}");
+                        assert!(actual.rows == expected.rows, "{named}");
+                        assert!(actual.distances == expected.distances, "{named}");
+                        assert!(actual.last.is_empty());
                     }
                 }
             }

@@ -248,7 +248,7 @@ mod tests {
             let mut sums = ClusterSums::new(&values, weights, dim, k);
             let (mut labels, mut means) = (vec![None; rows], ClusterMeans::default());
             means.renew(&sums, |_| false);
-            let (mut kept, mut without) = (0, 0);
+            let (mut unchanged, mut without) = (0, 0);
             for round in 0..60 {
                 let mut changed = vec![false; k];
                 for _ in 0..=40 / (1 + round) {
@@ -264,15 +264,15 @@ mod tests {
                 let mut all = ClusterMeans::default();
                 all.renew(&sums, |_| true);
                 for (cluster, changed) in changed.into_iter().enumerate() {
-                    let found = means.of(cluster);
-                    assert_eq!(found, all.of(cluster), "{round}");
+                    let entry = means.of(cluster);
+                    assert_eq!(entry, all.of(cluster), "{round}");
                     let mean = sums.mean(cluster).map(Iterator::collect::<Vec<_>>);
-                    assert_eq!(found.map(|(_, mean)| mean), mean.as_deref());
-                    kept += usize::from(!changed && found.is_some());
-                    without += usize::from(found.is_none());
+                    assert_eq!(entry.map(|(_, mean)| mean), mean.as_deref());
+                    unchanged += usize::from(!changed && entry.is_some());
+                    without += usize::from(entry.is_none());
                 }
             }
-            assert!(kept > 100 && without >= 3 * 60, "{kept}, {without}");
+            assert!(unchanged > 100 && without >= 3 * 60, "{unchanged}, {without}");
         }
     }
 }

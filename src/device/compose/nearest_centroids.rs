@@ -52,8 +52,8 @@ pub struct NearestCentroids {
 }
 
 impl NearestCentroids {
-    /// Decides the undecided rows of `found`. Rows and centroids have one element type; rows are as
-    /// k-means under this metric [averages](Rows::averaged) them.
+    /// Decides the undecided rows of `assignment`. Rows and centroids have one element type; rows
+    /// are as k-means under this metric [averages](Rows::averaged) them.
     ///
     /// # Errors
     /// [`Cancelled`](Error::Cancelled), [`HostMemory`](Error::HostMemory), and any error of the device.
@@ -62,11 +62,11 @@ impl NearestCentroids {
         rows: &Rows,
         centroids: &Arc<Matrix>,
         metric: Metric,
-        found: Labels,
+        assignment: Labels,
         job: &Job,
     ) -> Result<Self> {
         let (centroids, _unit_vectors) = compared(centroids, metric, job)?;
-        let Labels { mut labels, undecided } = found;
+        let Labels { mut labels, undecided } = assignment;
         let open = undecided.as_ref().map_or(rows.len(), Vec::len);
         let pairs = open * centroids.len();
         let mut work = Work { rechecked: pairs as u64, ..Work::default() };
@@ -90,9 +90,9 @@ impl NearestCentroids {
                 Some(search) => {
                     let bytes = some.len() * list_bytes(metric, &centroids);
                     let _lists = job.reserve("lists of nearest centroids", bytes)?;
-                    let found = search.search(&some, QueryRows::Separate, job)?;
-                    work += found.work;
-                    found.rows
+                    let neighbors = search.search(&some, QueryRows::Separate, job)?;
+                    work += neighbors.work;
+                    neighbors.rows
                 }
                 None => all_compared(device.host(), &some, &centroids, metric, job)?,
             };
@@ -224,20 +224,21 @@ mod tests {
         for metric in [Metric::L2, Metric::Cosine] {
             let rows = rows.averaged(metric, &Job::default()).unwrap();
             let (base, _) = compared(&centroids, metric, &Job::default()).unwrap();
-            let wanted =
+            let expected =
                 all_compared(CpuDevice::new(), &rows, &base, metric, &Job::default()).unwrap();
             let odd = (1..count as u32).step_by(2).collect::<Vec<_>>();
             for undecided in [None, Some(odd)] {
                 // Decided rows are not compared again.
                 let is_open = |row: usize| undecided.is_none() || row % 2 == 1;
-                let of_row = |row: usize| if is_open(row) { 7 } else { wanted[row] };
+                let of_row = |row: usize| if is_open(row) { 7 } else { expected[row] };
                 let labels = (0..count).map(of_row).collect();
                 let open = undecided.as_ref().map_or(count, Vec::len).min(TOGETHER);
                 let budget = Arc::new(Counted::default());
                 let job = Job::default().with_budget(budget.clone());
-                let found = Labels { labels, undecided };
-                let nearest = NearestCentroids::of(&device, &rows, &centroids, metric, found, &job);
-                assert_eq!(nearest.unwrap().labels, wanted, "{metric}");
+                let assignment = Labels { labels, undecided };
+                let nearest =
+                    NearestCentroids::of(&device, &rows, &centroids, metric, assignment, &job);
+                assert_eq!(nearest.unwrap().labels, expected, "{metric}");
                 let (left, most) = (&budget.0, budget.1.load(Ordering::Relaxed));
                 assert_eq!(left.load(Ordering::Relaxed), 0);
                 assert!(most >= open * list_bytes(metric, &base), "{metric}: {most}");
@@ -259,9 +260,9 @@ mod tests {
             assert_eq!(budget.0.load(Ordering::Relaxed), bytes, "{metric}");
             drop(reserved);
             assert_eq!(budget.0.load(Ordering::Relaxed), 0, "{metric}");
-            let found = Labels { labels: vec![0; k], undecided: Some(Vec::new()) };
+            let assignment = Labels { labels: vec![0; k], undecided: Some(Vec::new()) };
             let device = Arc::new(CpuDevice::new());
-            NearestCentroids::of(&device, &rows, &centroids, metric, found, &job).unwrap();
+            NearestCentroids::of(&device, &rows, &centroids, metric, assignment, &job).unwrap();
             let most = budget.1.load(Ordering::Relaxed);
             assert_eq!(most, bytes, "{metric}");
             assert_eq!(budget.0.load(Ordering::Relaxed), 0, "{metric}");

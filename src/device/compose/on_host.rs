@@ -62,7 +62,7 @@ pub fn components_on_host(
     why: &'static str,
     job: &Job,
 ) -> Result<Components> {
-    let mut found = CpuDevice::new().components(input, job)?;
-    found.work.on_host = Some(why);
-    Ok(found)
+    let mut components = CpuDevice::new().components(input, job)?;
+    components.work.on_host = Some(why);
+    Ok(components)
 }

@@ -511,9 +511,12 @@ mod tests {
                 let (base, metric) = (base.clone(), Metric::SqEuclidean);
                 let search = StreamedSearch::open(device.clone(), base, metric, 1, &job).unwrap();
                 let (separate, held) = (QueryRows::Separate, Some(&mut held));
-                let found = search.search_held(&queries, held, separate, None, &job).unwrap();
+                let neighbors = search.search_held(&queries, held, separate, None, &job).unwrap();
                 let expected = expected.unwrap();
-                assert_eq!((found.rows, found.distances), (expected.rows, expected.distances));
+                assert_eq!(
+                    (neighbors.rows, neighbors.distances),
+                    (expected.rows, expected.distances)
+                );
             }
             assert_eq!(device.sent.load(Ordering::Relaxed), blocks);
         }

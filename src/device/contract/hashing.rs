@@ -261,17 +261,17 @@ mod tests {
             Starts::Each(vec![0]),
         ];
         for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {
-            let (mut wanted, more) = (one.clone().into_vec(), other.clone().into_vec());
-            let before = wanted[wanted.len() - 1];
-            wanted.extend(more[1..].iter().map(|start| before + start));
+            let (mut expected, more) = (one.clone().into_vec(), other.clone().into_vec());
+            let before = expected[expected.len() - 1];
+            expected.extend(more[1..].iter().map(|start| before + start));
             let mut both = one.clone();
             both.extend(other.clone());
-            assert_eq!(both.lists(), wanted.len() - 1);
+            assert_eq!(both.lists(), expected.len() - 1);
             for than in [0, 2, 3, 6] {
-                let short = wanted.windows(2).filter(|list| list[1] - list[0] < than).count();
+                let short = expected.windows(2).filter(|list| list[1] - list[0] < than).count();
                 assert_eq!(both.shorter(than), short);
             }
-            assert_eq!(both.into_vec(), wanted, "{one:?} and {other:?}");
+            assert_eq!(both.into_vec(), expected, "{one:?} and {other:?}");
         }
         let mut equal = all[1].clone();
         equal.extend(all[1].clone());

@@ -215,9 +215,9 @@ impl<'a> Candidates<'a> {
     /// `base` rows.
     pub fn check(&self, queries: usize, base: usize) -> Result<()> {
         if self.starts.len() != queries + 1 {
-            let found = self.starts.len() - 1;
+            let lists = self.starts.len() - 1;
             let message =
-                format!("candidates are given for {found} queries, of which there are {queries}");
+                format!("candidates are given for {lists} queries, of which there are {queries}");
             return Err(Error::InvalidArgument(message));
         }
         match self.rows.iter().find(|row| **row as usize >= base) {
@@ -262,7 +262,7 @@ impl QueryRows {
     }
 
     /// The number of the base row that the query at this position is.
-    pub fn own(self, query: u32) -> Option<u32> {
+    pub fn self_row(self, query: u32) -> Option<u32> {
         match self {
             Self::Separate => None,
             Self::OfBase { first } => Some(first + query),

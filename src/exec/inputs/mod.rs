@@ -113,8 +113,8 @@ fn one_thread(state: &SessionState) -> SessionState {
     options.optimizer.enable_topk_aggregation = false;
     let config = fix_execution(config);
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(Isolate)];
-    let own = state.physical_optimizers().iter().cloned();
-    rules.extend(own.map(|rule| match rule.name() {
+    let session_rules = state.physical_optimizers().iter().cloned();
+    rules.extend(session_rules.map(|rule| match rule.name() {
         FloatExtremes::INSTEAD_OF => Arc::new(FloatExtremes(rule)),
         _ => rule,
     }));

@@ -101,11 +101,11 @@ mod tests {
         };
         let plan = plan.transform_up(split).data().unwrap();
         let task = context.task_ctx();
-        let found = partition_row_counts(&plan, &task);
-        assert_eq!(found.is_some(), is_known, "{query}");
+        let counts = partition_row_counts(&plan, &task);
+        assert_eq!(counts.is_some(), is_known, "{query}");
         let partitions = plan.output_partitioning().partition_count();
         assert!(partitions > 2, "{query}");
-        for (partition, rows) in found.into_iter().flatten().enumerate() {
+        for (partition, rows) in counts.into_iter().flatten().enumerate() {
             let batches = plan.execute(partition, task.clone()).unwrap();
             let counted: usize =
                 batches.try_fold(0, async |all, batch| Ok(all + batch.num_rows())).await.unwrap();

@@ -43,15 +43,15 @@ pub(super) fn streams_probe_side(join: &HashJoinExec) -> bool {
 /// Whether all partitions must be started before one of them can end: joins wait until every
 /// partition has seen the build keys, from which they derive a dynamic filter for the scan.
 pub(super) fn needs_concurrent_start(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    let mut found = false;
+    let mut has_join = false;
     let look = |plan: &Arc<dyn ExecutionPlan>| {
         let partitions = plan.output_partitioning().partition_count();
-        found |= plan.is::<HashJoinExec>() && partitions > 1;
-        let below = !found && !plan.is::<OrderedConcatExec>();
+        has_join |= plan.is::<HashJoinExec>() && partitions > 1;
+        let below = !has_join && !plan.is::<OrderedConcatExec>();
         Ok(if below { TreeNodeRecursion::Continue } else { TreeNodeRecursion::Jump })
     };
     // This closure never fails.
-    plan.apply(look).is_ok() && found
+    plan.apply(look).is_ok() && has_join
 }
 
 /// Plans an aggregate over all rows of these partitions as partial aggregates of each, merged

@@ -70,8 +70,8 @@ impl Rebatch {
                     return Ok(Some(self.front(batch, BATCH_ROWS)));
                 }
                 Some(batch) => {
-                    let wanted = BATCH_ROWS - self.coalescer.get_buffered_rows() % BATCH_ROWS;
-                    let batch = widened(&self.front(batch, wanted), &self.coalescer.schema())?;
+                    let room = BATCH_ROWS - self.coalescer.get_buffered_rows() % BATCH_ROWS;
+                    let batch = widened(&self.front(batch, room), &self.coalescer.schema())?;
                     grow(&self.memory, slice_bytes(&batch)?)?;
                     self.coalescer.push_batch(batch)?;
                 }
@@ -136,12 +136,12 @@ mod tests {
         let memory = MemoryConsumer::new("test").register(&pool);
         let schema = batches[0].schema();
         let rows = futures::stream::iter(batches.into_iter().map(Ok)).boxed();
-        let (mut rebatch, mut found) = (Rebatch::new(rows, schema, fetch, memory), Vec::new());
+        let (mut rebatch, mut parts) = (Rebatch::new(rows, schema, fetch, memory), Vec::new());
         while let Some(batch) = rebatch.next().await.unwrap() {
-            found.push(batch);
+            parts.push(batch);
         }
         assert_eq!(pool.reserved(), 0);
-        found
+        parts
     }
 
     /// Small batches are joined up to the number of values that 8-bit keys can number.
@@ -152,14 +152,14 @@ mod tests {
             (vec![0, 128, 0], Some(300), vec![75, 75, 75, 75]),
             (vec![0; 65], None, vec![8192, 128]),
         ] {
-            let found = cut(firsts.iter().map(|first| batch(*first)).collect(), fetch).await;
-            assert_eq!(found.iter().map(RecordBatch::num_rows).collect::<Vec<_>>(), sizes);
+            let parts = cut(firsts.iter().map(|first| batch(*first)).collect(), fetch).await;
+            assert_eq!(parts.iter().map(RecordBatch::num_rows).collect::<Vec<_>>(), sizes);
             let rows = firsts.iter().flat_map(|first| *first..first + 128);
-            let mut wanted = rows.map(|number| format!("number {number}"));
-            for part in found {
+            let mut expected = rows.map(|number| format!("number {number}"));
+            for part in parts {
                 assert_eq!(part.schema(), batch(0).schema());
                 for row in 0..part.num_rows() {
-                    let text = wanted.next().unwrap();
+                    let text = expected.next().unwrap();
                     let [code, item] =
                         [0, 1].map(|i| array_value_to_string(part.column(i), row).unwrap());
                     assert_eq!((code, item), (text.clone(), format!("{{code: {text}}}")));

@@ -21,18 +21,19 @@ pub(super) fn batch_rows(bytes_of_row: usize) -> usize {
 /// The configuration of an input's execution: settings that can influence the order are fixed.
 pub(super) fn fix_execution(config: SessionConfig) -> SessionConfig {
     let mut config = config.with_batch_size(BATCH_ROWS).with_target_partitions(1);
-    let own = ConfigOptions::new().execution;
+    let defaults = ConfigOptions::new().execution;
     let options = &mut config.options_mut().execution;
     options.split_file_groups_by_statistics = false;
-    options.coalesce_batches = own.coalesce_batches;
-    options.enforce_batch_size_in_joins = own.enforce_batch_size_in_joins;
-    options.enable_migration_aggregate = own.enable_migration_aggregate;
-    options.hash_join_buffering_capacity = own.hash_join_buffering_capacity;
-    options.perfect_hash_join_small_build_threshold = own.perfect_hash_join_small_build_threshold;
-    options.perfect_hash_join_min_key_density = own.perfect_hash_join_min_key_density;
+    options.coalesce_batches = defaults.coalesce_batches;
+    options.enforce_batch_size_in_joins = defaults.enforce_batch_size_in_joins;
+    options.enable_migration_aggregate = defaults.enable_migration_aggregate;
+    options.hash_join_buffering_capacity = defaults.hash_join_buffering_capacity;
+    options.perfect_hash_join_small_build_threshold =
+        defaults.perfect_hash_join_small_build_threshold;
+    options.perfect_hash_join_min_key_density = defaults.perfect_hash_join_min_key_density;
     options.skip_partial_aggregation_probe_ratio_threshold =
-        own.skip_partial_aggregation_probe_ratio_threshold;
+        defaults.skip_partial_aggregation_probe_ratio_threshold;
     options.skip_partial_aggregation_probe_rows_threshold =
-        own.skip_partial_aggregation_probe_rows_threshold;
+        defaults.skip_partial_aggregation_probe_rows_threshold;
     config
 }

@@ -60,8 +60,8 @@ impl Metrics {
         }
     }
 
-    pub fn record(&self, found: &SearchResult, queries: usize) {
-        let work = &found.neighbors.work;
+    pub fn record(&self, result: &SearchResult, queries: usize) {
+        let work = &result.neighbors.work;
         self.query_rows.add(queries);
         self.pairs_computed.add(work.pairs as usize);
         self.pairs_rechecked.add(work.rechecked as usize);
@@ -70,10 +70,10 @@ impl Metrics {
         self.transfer_time.add_duration(work.transfer);
         self.kernel_time.add_duration(work.kernel);
         if let Some(lsh) = &self.lsh {
-            lsh.rows_visited.add(found.lsh.visited as usize);
+            lsh.rows_visited.add(result.lsh.visited as usize);
             lsh.share_compared.add_part(work.pairs as usize);
             lsh.share_compared.add_total(queries.saturating_mul(self.base_rows.value()));
-            lsh.queries_short.add(found.lsh.short as usize);
+            lsh.queries_short.add(result.lsh.short as usize);
         }
     }
 }

@@ -379,13 +379,13 @@ impl ExecutionPlan for KnnExec {
         let ranks =
             ColumnStatistics::new_unknown().with_min_value(rank(1)).with_max_value(rank(list));
         columns.extend([ranks, ColumnStatistics::new_unknown()]);
-        let mut found = Statistics {
+        let mut statistics = Statistics {
             num_rows: queries.num_rows.multiply(&Precision::Inexact(list)),
             total_byte_size: Precision::Absent,
             column_statistics: columns,
         };
-        found.calculate_total_byte_size(&self.schema);
-        Ok(Arc::new(found.with_fetch(self.fetch, 0, 1)?.to_inexact()))
+        statistics.calculate_total_byte_size(&self.schema);
+        Ok(Arc::new(statistics.with_fetch(self.fetch, 0, 1)?.to_inexact()))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

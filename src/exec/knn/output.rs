@@ -300,14 +300,14 @@ mod tests {
     fn rows_are_found_in_pieces_of_any_length() {
         let all: [&[usize]; 5] = [&[7], &[4, 4, 4, 1], &[3, 3, 1, 4], &[2, 0, 5], &[1, 6, 6]];
         for lengths in all {
-            let (mut carried, mut wanted) = (Carried::new(0), Vec::new());
+            let (mut carried, mut expected) = (Carried::new(0), Vec::new());
             for (piece, rows) in lengths.iter().enumerate() {
                 carried.push(Vec::new(), *rows);
-                wanted.extend((0..*rows).map(|row| (piece, row)));
+                expected.extend((0..*rows).map(|row| (piece, row)));
             }
-            carried.positions = (0..wanted.len() as u32).collect();
-            let found: Vec<_> = (0..wanted.len()).map(|row| carried.place(row)).collect();
-            assert_eq!(found, wanted, "{lengths:?}");
+            carried.positions = (0..expected.len() as u32).collect();
+            let places: Vec<_> = (0..expected.len()).map(|row| carried.place(row)).collect();
+            assert_eq!(places, expected, "{lengths:?}");
         }
     }
 
@@ -350,10 +350,9 @@ mod tests {
             for i in 0..batch.num_rows() {
                 for (column, row) in [(0, row), (1, 383 - row)] {
                     let shown = array_value_to_string(batch.column(column), i).unwrap();
-                    let wanted = format!("{} {}", row / 128, row % 128);
-                    let wanted =
-                        [wanted.clone(), format!("{{code: {wanted}}}"), format!("[{wanted}]")];
-                    assert!(wanted.contains(&shown), "{coded}: {shown}");
+                    let text = format!("{} {}", row / 128, row % 128);
+                    let forms = [text.clone(), format!("{{code: {text}}}"), format!("[{text}]")];
+                    assert!(forms.contains(&shown), "{coded}: {shown}");
                 }
                 row += 1;
             }

@@ -70,7 +70,7 @@ pub(super) struct Filling {
     pub reader: VectorReader,
     pub carried: Carried,
     /// Counts the buffers of the carried columns, each once.
-    kept: RecordBatchMemoryCounter,
+    buffer_counter: RecordBatchMemoryCounter,
     columns: MemoryReservation,
     rows: MemoryReservation,
     /// The reservation of sets, whose rows differ in size.
@@ -100,7 +100,7 @@ impl QueryStream {
         Filling {
             reader,
             carried: Carried::new(self.input_columns.carried.len()),
-            kept: RecordBatchMemoryCounter::new(),
+            buffer_counter: RecordBatchMemoryCounter::new(),
             columns: self.in_hand.new_empty(),
             rows: self.in_hand.new_empty(),
             sets: self.in_hand.new_empty(),
@@ -178,16 +178,16 @@ impl QueryStream {
     /// Whether the pool grants the carried columns of a batch. The first batch of a block is
     /// accepted in any case, since it is in memory and cannot be held in part.
     fn hold(&self, block: &mut Filling, batch: &RecordBatch) -> Result<bool> {
-        let bytes = block.kept.count_batch(&batch.project(&self.input_columns.carried)?);
+        let bytes = block.buffer_counter.count_batch(&batch.project(&self.input_columns.carried)?);
         Ok(grow(&block.columns, bytes).is_ok() || block.carried.is_empty())
     }
 
     /// The number of further rows that the block has memory for, given a batch of `batch` rows.
     fn room(&self, block: &mut Filling, target: usize, batch: usize) -> Result<usize> {
         let held = block.reader.len();
-        let wanted = target.min(held.saturating_add(batch));
-        if wanted > block.capacity {
-            let more = wanted.max(2 * block.capacity).max(FIRST_ROWS).min(target);
+        let rows = target.min(held.saturating_add(batch));
+        if rows > block.capacity {
+            let more = rows.max(2 * block.capacity).max(FIRST_ROWS).min(target);
             if let Err(refused) = block.grow(more) {
                 // Releases the reservation of the batch in memory, and tries once more.
                 self.in_hand.free();

@@ -222,11 +222,11 @@ impl BlockSearch {
         // A margin over the needed queries: the first may have NULL vectors.
         // LSH parameters are tuned on all queries that fit in memory.
         let chooses = self.execution.chooses() && self.base.search.is_none();
-        let wanted = |target: usize| {
+        let block_rows = |target: usize| {
             if chooses { usize::MAX } else { target.min(needed.max(SMALLEST_BLOCK)) }
         };
         loop {
-            let target = wanted(self.target);
+            let target = block_rows(self.target);
             let QuerySource::Input(queries) = &mut self.queries else {
                 return internal_err!("a join of the base with itself has no other queries");
             };
@@ -249,7 +249,7 @@ impl BlockSearch {
             let mut block = block;
             if !chooses {
                 self.on_device(expected.min(needed)).await?;
-                let target = wanted(self.target);
+                let target = block_rows(self.target);
                 let QuerySource::Input(queries) = &mut self.queries else { continue };
                 block = queries.fill(block, target).await?;
             }

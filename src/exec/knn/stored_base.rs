@@ -184,28 +184,28 @@ impl MultiPassDriver {
         query_rows: QueryRows,
         job: &Job,
     ) -> Result<Result<SearchResult, crate::Error>> {
-        let found = match self.in_all_tables(&queries, query_rows, None, job).await? {
-            Ok(found) => found,
+        let candidates = match self.in_all_tables(&queries, query_rows, None, job).await? {
+            Ok(candidates) => candidates,
             Err(error) => return Ok(Err(error)),
         };
         let (search, of_queries, of_job) = (self.search.clone(), queries.clone(), job.clone());
         let finished = computing(move || {
             let queries = QueryInput { rows: &of_queries, query_rows };
-            Ok(search.finish(found, queries, &of_job))
+            Ok(search.finish(candidates, queries, &of_job))
         })
         .await?;
-        let (mut found, open) = match finished {
+        let (mut result, open) = match finished {
             Ok(finished) => finished,
             Err(error) => return Ok(Err(error)),
         };
         if !open.is_empty() {
             let open: Arc<[u32]> = open.into();
             match self.in_all_tables(&queries, query_rows, Some(&open), job).await? {
-                Ok(exact) => self.search.settle(&mut found, &open, exact),
+                Ok(exact) => self.search.settle(&mut result, &open, exact),
                 Err(error) => return Ok(Err(error)),
             }
         }
-        Ok(Ok(found))
+        Ok(Ok(result))
     }
 
     /// The candidates of all queries, or of the `open` ones only, in all tables.

@@ -327,13 +327,13 @@ mod tests {
                 let batches = pieces[..3].iter().cloned().map(batch).collect::<Vec<_>>();
                 let all = joined(&batches[0].schema(), &batches).unwrap();
                 assert_eq!(all.schema(), batches[0].schema());
-                let wanted: Vec<_> = pieces[..3].iter().flat_map(texts).collect();
-                assert_eq!(texts(all.column(0)), wanted);
+                let expected: Vec<_> = pieces[..3].iter().flat_map(texts).collect();
+                assert_eq!(texts(all.column(0)), expected);
                 let places = [(3, 99), (1, 7), (2, 0), (3, 99)];
-                let found = interleaved(&pieces, &places).unwrap();
-                assert_eq!(found.data_type(), pieces[0].data_type());
-                let wanted = places.map(|(piece, row)| texts(&pieces[piece])[row].clone());
-                assert_eq!(texts(&found), wanted);
+                let column = interleaved(&pieces, &places).unwrap();
+                assert_eq!(column.data_type(), pieces[0].data_type());
+                let expected = places.map(|(piece, row)| texts(&pieces[piece])[row].clone());
+                assert_eq!(texts(&column), expected);
             }
         }
     }
@@ -353,9 +353,9 @@ mod tests {
                 let all = concat_batches(&wide, &all).unwrap();
                 let cut = narrowed(&all, &schema).unwrap();
                 assert!(cut.len() > 2 && cut.iter().all(|batch| batch.schema() == schema));
-                let found: Vec<_> = cut.iter().flat_map(|batch| texts(batch.column(0))).collect();
-                let wanted = [numbers(0..2 * most), numbers(0..most)].concat();
-                assert_eq!(found, wanted);
+                let values: Vec<_> = cut.iter().flat_map(|batch| texts(batch.column(0))).collect();
+                let expected = [numbers(0..2 * most), numbers(0..most)].concat();
+                assert_eq!(values, expected);
             }
         }
     }

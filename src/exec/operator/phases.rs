@@ -131,8 +131,8 @@ impl Booking {
     }
 
     fn add(&self, phase: Phase, time: Duration) {
-        let found = self.times.iter().find(|(known, _)| *known == phase);
-        found.iter().for_each(|(_, booked)| booked.add_duration(time));
+        let entry = self.times.iter().find(|(known, _)| *known == phase);
+        entry.iter().for_each(|(_, booked)| booked.add_duration(time));
         if phase != Phase::Read {
             self.compute.add_duration(time);
         }

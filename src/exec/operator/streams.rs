@@ -43,8 +43,8 @@ pub(in crate::exec) fn exact_rows(plan: &Arc<dyn ExecutionPlan>) -> Option<usize
 }
 
 fn rows_by_statistics(plan: &Arc<dyn ExecutionPlan>) -> Option<Precision<usize>> {
-    let found = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new());
-    Some(found.ok()?.num_rows)
+    let statistics = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new());
+    Some(statistics.ok()?.num_rows)
 }
 
 /// Capacity of the channel of a partition: batches read ahead of the consumer.
@@ -145,12 +145,12 @@ impl BatchReservation {
     }
 }
 
-/// Calls `found` with the address and capacity of each buffer.
-fn each_buffer(data: &ArrayData, found: &mut dyn FnMut(usize, usize)) {
+/// Calls `visit` with the address and capacity of each buffer.
+fn each_buffer(data: &ArrayData, visit: &mut dyn FnMut(usize, usize)) {
     for buffer in data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer())) {
-        found(buffer.data_ptr().as_ptr().addr(), buffer.capacity());
+        visit(buffer.data_ptr().as_ptr().addr(), buffer.capacity());
     }
-    data.child_data().iter().for_each(|child| each_buffer(child, found));
+    data.child_data().iter().for_each(|child| each_buffer(child, visit));
 }
 
 /// A partition's number, and its next batch, or `None` at its end.

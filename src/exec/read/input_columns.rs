@@ -69,8 +69,8 @@ impl InputColumns {
         if input_columns.kind.is_like(ElementKind::F32) {
             return Ok(input_columns);
         }
-        let (names, found) = (vector.shown(), fields[input_columns.vector[0]].data_type());
-        plan_err!("column {names} of {input} holds no lists of numbers, but {found}")
+        let (names, data_type) = (vector.shown(), fields[input_columns.vector[0]].data_type());
+        plan_err!("column {names} of {input} holds no lists of numbers, but {data_type}")
     }
 
     /// The length of the vectors, if the type determines it.
@@ -93,8 +93,8 @@ impl InputColumns {
 }
 
 fn find(input: &str, name: &str, fields: &Fields) -> Result<usize> {
-    let mut found = fields.iter().enumerate().filter(|(_, f)| f.name() == name).map(|(i, _)| i);
-    match (found.next(), found.next()) {
+    let mut positions = fields.iter().enumerate().filter(|(_, f)| f.name() == name).map(|(i, _)| i);
+    match (positions.next(), positions.next()) {
         (Some(position), None) => Ok(position),
         (Some(_), Some(_)) => plan_err!("column '{name}' of {input} is ambiguous"),
         (None, _) => {
@@ -113,20 +113,20 @@ mod tests {
     #[test]
     fn bits_are_counted_as_far_as_they_can_be() {
         let vector = VectorColumn::Whole("v".to_string());
-        for (bytes, wanted) in
+        for (bytes, expected) in
             [(0, None), (3, Some(24)), (1 << 28, None), (i32::MAX / 8, Some(2_147_483_640))]
         {
             let fields =
                 Fields::from(vec![Field::new("v", DataType::FixedSizeBinary(bytes), true)]);
             let input_columns = InputColumns::try_new("base", &vector, &fields).unwrap();
-            assert_eq!(input_columns.known_dim(&fields), wanted, "{bytes} bytes");
+            assert_eq!(input_columns.known_dim(&fields), expected, "{bytes} bytes");
         }
     }
 
     #[test]
     fn bits_are_no_numbers() {
         let vector = VectorColumn::Whole("v".to_string());
-        let fields = |found| Fields::from(vec![Field::new("v", found, true)]);
+        let fields = |data_type| Fields::from(vec![Field::new("v", data_type, true)]);
         let numbers = fields(DataType::new_list(DataType::Float64, true));
         assert!(InputColumns::of_numbers("init", &vector, &numbers).is_ok());
         let error =

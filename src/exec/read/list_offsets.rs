@@ -144,7 +144,7 @@ mod tests {
             let every_seventh: BooleanArray = (0..100).map(|row| Some(row % 7 == 0)).collect();
             let far_apart = filter(&all, &every_seventh).expect("as long as the lists");
             let few = (0..100).filter(|row| row % 7 == 0).collect::<Vec<_>>();
-            for (part, wanted) in [
+            for (part, numbers) in [
                 (all.slice(0, 0), vec![]),
                 (all.slice(3, 1), vec![3]),
                 (all.slice(40, 10), (40..50).collect()),
@@ -154,7 +154,7 @@ mod tests {
                 assert!(values.len() <= 2 * part.len(), "{to}: {} values", values.len());
                 let values = cast(&values, &DataType::Float64).expect("numbers");
                 let values: &Float64Array = values.as_primitive();
-                for (row, number) in wanted.into_iter().enumerate().filter(|(_, n)| n % 10 != 3) {
+                for (row, number) in numbers.into_iter().enumerate().filter(|(_, n)| n % 10 != 3) {
                     let number = f64::from(number);
                     assert_eq!(values.values()[range(row)], [number, -number], "{to}");
                 }

@@ -91,9 +91,9 @@ impl GroupedRows {
     }
 
     /// Values per row, given in group order, in the original order of the rows.
-    pub fn in_order<T: Copy + Default>(&self, found: impl Iterator<Item = T>) -> Vec<T> {
+    pub fn in_order<T: Copy + Default>(&self, values: impl Iterator<Item = T>) -> Vec<T> {
         let mut out = vec![T::default(); self.order.len()];
-        self.order.iter().zip(found).for_each(|(row, value)| out[*row as usize] = value);
+        self.order.iter().zip(values).for_each(|(row, value)| out[*row as usize] = value);
         out
     }
 }
@@ -177,28 +177,28 @@ mod tests {
                 let matrix = Matrix::new(Elements::F32(values), positions.len(), 3);
                 let rows = Rows::all(Arc::new(matrix));
                 let columns = ["a".to_string(), "b".to_string()];
-                let found = GroupedRows::new(&columns, &batches, rows, &positions, &job).unwrap();
-                let mut wanted: Vec<(Option<u64>, Vec<u32>)> = Vec::new();
+                let grouped = GroupedRows::new(&columns, &batches, rows, &positions, &job).unwrap();
+                let mut expected: Vec<(Option<u64>, Vec<u32>)> = Vec::new();
                 for (row, at) in positions.iter().enumerate() {
                     let key = of_row[*at as usize];
-                    let known = wanted.iter_mut().find(|(known, _)| *known == key);
+                    let known = expected.iter_mut().find(|(known, _)| *known == key);
                     match known {
                         Some((_, rows)) => rows.push(row as u32),
-                        None => wanted.push((key, vec![row as u32])),
+                        None => expected.push((key, vec![row as u32])),
                     }
                 }
-                let order: Vec<u32> = wanted.iter().flat_map(|(_, rows)| rows).copied().collect();
-                let sizes = wanted.iter().map(|(_, rows)| rows.len());
-                let starts = std::iter::once(0).chain(found.ends.iter().copied());
-                assert!(sizes.eq(found.ends.iter().zip(starts).map(|(end, start)| end - start)));
-                assert_eq!(found.are_copied, !order.is_sorted());
-                let values: &[f32] = found.rows.reals().unwrap();
+                let order: Vec<u32> = expected.iter().flat_map(|(_, rows)| rows).copied().collect();
+                let sizes = expected.iter().map(|(_, rows)| rows.len());
+                let starts = std::iter::once(0).chain(grouped.ends.iter().copied());
+                assert!(sizes.eq(grouped.ends.iter().zip(starts).map(|(end, start)| end - start)));
+                assert_eq!(grouped.are_copied, !order.is_sorted());
+                let values: &[f32] = grouped.rows.reals().unwrap();
                 let firsts = order.iter().map(|row| positions[*row as usize] as f32);
                 assert!(firsts.eq(values.iter().step_by(3).copied()));
                 assert!(values.chunks_exact(3).all(|row| row[1..] == [0.5, 1.5]));
-                let back = found.in_order(found.order.iter().copied());
+                let back = grouped.in_order(grouped.order.iter().copied());
                 assert!(back.into_iter().eq(0..positions.len() as u32));
-                assert_eq!(found.order, order);
+                assert_eq!(grouped.order, order);
             }
         }
     }

@@ -42,7 +42,7 @@ struct PartitionProgress {
     room: Option<Range<usize>>,
     waiting: VecDeque<RecordBatch>,
     has_ended: bool,
-    kept: Vec<RecordBatch>,
+    retained: Vec<RecordBatch>,
 }
 
 enum Failure {
@@ -215,7 +215,7 @@ impl RowAssembler {
                 }
                 read => read?,
             }
-            part.kept.push(self.retention.retain(batch, &self.input_columns));
+            part.retained.push(self.retention.retain(batch, &self.input_columns));
             self.has_room(job)?;
             self.open_next(partition);
         }
@@ -244,7 +244,7 @@ impl RowAssembler {
         }
     }
 
-    /// The rows and the kept batches, once all partitions have ended.
+    /// The rows and the retained batches, once all partitions have ended.
     ///
     /// # Errors
     /// Invalid rows; [`HostMemory`](Error::HostMemory); [`Cancelled`](Error::Cancelled).
@@ -270,10 +270,10 @@ impl RowAssembler {
 
     fn joined(self, job: &Job) -> Result<(ReadRows, Vec<RecordBatch>), Error> {
         let Self { input_columns, mut reader, parts, retention, reserved, .. } = self;
-        let mut kept = Vec::new();
+        let mut retained = Vec::new();
         if parts.iter().all(|part| part.waiting.is_empty()) {
             let runs = parts.into_iter().map(|part| {
-                kept.extend(part.kept);
+                retained.extend(part.retained);
                 part.run
             });
             reader.join(runs);
@@ -281,7 +281,7 @@ impl RowAssembler {
                 None => job.reserve("rows", reader.bytes_of(reader.len()))?,
                 Some(reserved) => reserved,
             };
-            return Ok((ReadRows::of(reader, Some(reserved)), kept));
+            return Ok((ReadRows::of(reader, Some(reserved)), retained));
         }
         let waiting = parts.iter().flat_map(|part| &part.waiting);
         // Rows that were already placed are copied, so they are in memory twice for a moment.
@@ -289,14 +289,14 @@ impl RowAssembler {
         let mut reading = BatchReader::after(placed, reader.anew(), waiting, &input_columns);
         for part in parts {
             reading.append_read(&reader, &part.run, job)?;
-            kept.extend(part.kept);
+            retained.extend(part.retained);
             for batch in part.waiting {
                 reading.append(&batch, &input_columns, job)?;
-                kept.push(retention.retain(batch, &input_columns));
+                retained.push(retention.retain(batch, &input_columns));
             }
         }
         drop((reader, reserved));
-        Ok((reading.finish(), kept))
+        Ok((reading.finish(), retained))
     }
 }
 
@@ -336,9 +336,9 @@ mod tests {
         let mut rows = |random: &mut Random| {
             let count = random.below(4) as usize;
             let list = |i| (random.below(4) > 0).then(|| vec![Some((row + i) as f32), Some(1.0)]);
-            let found: Vec<List> = (0..count).map(list).collect();
+            let lists: Vec<List> = (0..count).map(list).collect();
             row += count;
-            batch(&found, row - count, is_fixed)
+            batch(&lists, row - count, is_fixed)
         };
         (0..count).map(|_| (0..random.below(4)).map(|_| rows(random)).collect()).collect()
     }
@@ -422,14 +422,14 @@ mod tests {
             };
             let parts: Vec<Vec<_>> =
                 parts.into_iter().map(|part| part.into_iter().map(Ok).collect()).collect();
-            let (read, kept) = placed(&parts, known, random, &job).unwrap();
+            let (read, retained) = placed(&parts, known, random, &job).unwrap();
             assert_eq!(read.positions, positions, "seed {seed}");
             assert_eq!(read.rows.reals::<f32>(), expected.reals::<f32>(), "seed {seed}");
             let ids =
                 |batch: &RecordBatch| batch.column(0).as_primitive::<Int32Type>().values().to_vec();
-            let ids: Vec<i32> = kept.iter().flat_map(ids).collect();
+            let ids: Vec<i32> = retained.iter().flat_map(ids).collect();
             assert!(ids.into_iter().eq(0..rows as i32), "seed {seed}");
-            assert!(kept.iter().all(|batch| batch.num_columns() == 1));
+            assert!(retained.iter().all(|batch| batch.num_columns() == 1));
         }
     }
 
@@ -467,8 +467,8 @@ mod tests {
                 1 => (rows, None),
                 _ => (rows, Some(of_parts)),
             };
-            let found = placed(&failing, known, random, &job).map(drop);
-            let told = match &found {
+            let outcome = placed(&failing, known, random, &job).map(drop);
+            let told = match &outcome {
                 Ok(()) => None,
                 Err(error) if error.to_string().contains("cannot be read") => Some(None),
                 Err(error) => {
@@ -496,8 +496,8 @@ mod tests {
         for of_parts in [None, Some(vec![claimed - 3, 3]), Some(vec![3, claimed - 3])] {
             let random = &mut Random::new(7);
             let known = (claimed, of_parts);
-            let (read, kept) = placed(&parts, known, random, &job).unwrap();
-            assert_eq!((read.positions, kept.len()), (vec![0, 2, 3, 5], 2));
+            let (read, retained) = placed(&parts, known, random, &job).unwrap();
+            assert_eq!((read.positions, retained.len()), (vec![0, 2, 3, 5], 2));
             let values: &[f32] = read.rows.reals().unwrap();
             assert!(values.chunks(dim).map(|row| row[dim - 1]).eq([0.0, 1.0, 2.0, 3.0]));
             let none = [0, 2].map(|first| vec![Ok(of(first).unwrap().slice(0, 0))]);
@@ -530,12 +530,12 @@ mod tests {
                     }
                     _ => vec![one(is_fixed), one(is_fixed)],
                 };
-                let found = placed(&parts, known, &mut Random::new(seed), &job).map(drop);
-                let error = found.unwrap_err().to_string();
+                let outcome = placed(&parts, known, &mut Random::new(seed), &job).map(drop);
+                let error = outcome.unwrap_err().to_string();
                 assert!(error.contains("out of memory for rows"), "{error}");
             }
-            let found = placed(&[one(is_fixed)], (2, None), &mut Random::new(seed), &job);
-            assert!(found.is_err());
+            let outcome = placed(&[one(is_fixed)], (2, None), &mut Random::new(seed), &job);
+            assert!(outcome.is_err());
         }
     }
 }

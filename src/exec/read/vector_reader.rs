@@ -459,8 +459,8 @@ impl VectorReader {
                 return Err(self.bad(row, RowProblem::NullElement { at }));
             }
             if range.len() > MOST_TOKENS {
-                let (found, most) = (range.len(), MOST_TOKENS);
-                return Err(self.bad(row, RowProblem::TooManyTokens { found, most }));
+                let problem = RowProblem::TooManyTokens { found: range.len(), most: MOST_TOKENS };
+                return Err(self.bad(row, problem));
             }
             let tokens = &tokens.values()[range];
             out.push(tokens);
@@ -469,15 +469,15 @@ impl VectorReader {
         Ok(())
     }
 
-    fn check_dim(&mut self, row: usize, found: usize) -> Result<()> {
-        if found == 0 {
+    fn check_dim(&mut self, row: usize, dim: usize) -> Result<()> {
+        if dim == 0 {
             return Err(self.bad(row, RowProblem::Empty));
         }
-        let expected = *self.dim.get_or_insert(found);
-        if expected == found || self.ends.is_some() {
+        let expected = *self.dim.get_or_insert(dim);
+        if expected == dim || self.ends.is_some() {
             Ok(())
         } else {
-            Err(self.bad(row, RowProblem::Dim { found, expected }))
+            Err(self.bad(row, RowProblem::Dim { found: dim, expected }))
         }
     }
 

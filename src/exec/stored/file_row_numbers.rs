@@ -29,11 +29,12 @@ pub(in crate::exec) fn stored_index_of(
     loop {
         if let Some(scan) = plan.downcast_ref::<IndexScanExec>() {
             let file = scan.index().file();
-            let found: Option<Vec<_>> = columns.iter().map(|i| scan.column(*i)).collect();
+            let file_columns: Option<Vec<_>> = columns.iter().map(|i| scan.column(*i)).collect();
             let names = file.vector().names().iter();
-            let wanted: Option<Vec<_>> =
+            let vector_columns: Option<Vec<_>> =
                 names.map(|name| file.schema().index_of(name).ok()).collect();
-            return (found.is_some() && found == wanted).then(|| scan.index().clone());
+            return (file_columns.is_some() && file_columns == vector_columns)
+                .then(|| scan.index().clone());
         }
         if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
             if projection.expr().iter().any(|expr| has_lambda(&expr.expr)) {
@@ -89,29 +90,31 @@ pub(in crate::exec) fn with_row_numbers(
         return Ok(Arc::new(scan.with_row_numbers(columns)?));
     }
     if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
-        let kept: Vec<&ProjectionExpr> = columns.iter().map(|i| &projection.expr()[*i]).collect();
-        let needed = kept.iter().flat_map(|expr| columns_of(&expr.expr)).collect();
+        let retained: Vec<&ProjectionExpr> =
+            columns.iter().map(|i| &projection.expr()[*i]).collect();
+        let needed = retained.iter().flat_map(|expr| columns_of(&expr.expr)).collect();
         let (input, place) = narrowed(projection.input(), needed)?;
-        let mut exprs = Vec::with_capacity(kept.len() + 1);
-        for kept in kept {
-            let expr = moved(kept.expr.clone(), &place)?;
-            exprs.push(ProjectionExpr { expr, alias: kept.alias.clone() });
+        let mut exprs = Vec::with_capacity(retained.len() + 1);
+        for projected in retained {
+            let expr = moved(projected.expr.clone(), &place)?;
+            exprs.push(ProjectionExpr { expr, alias: projected.alias.clone() });
         }
         exprs.push(number(&input));
         return Ok(Arc::new(ProjectionExec::try_new(exprs, input)?));
     }
     if let Some(filter) = plan.downcast_ref::<FilterExec>() {
-        let of_input = |i: &usize| filter.projection().as_ref().map_or(*i, |kept| kept[*i]);
+        let of_input =
+            |i: &usize| filter.projection().as_ref().map_or(*i, |projection| projection[*i]);
         let columns: Vec<usize> = columns.iter().map(of_input).collect();
         let needed = columns.iter().copied().chain(columns_of(filter.predicate())).collect();
         let (input, place) = narrowed(filter.input(), needed)?;
         let predicate = moved(filter.predicate().clone(), &place)?;
         let last = input.schema().fields().len() - 1;
-        let kept = columns.iter().map(|i| place(*i)).chain([last]).collect();
+        let retained = columns.iter().map(|i| place(*i)).chain([last]).collect();
         let filter = FilterExecBuilder::new(predicate, input)
             .with_batch_size(filter.batch_size())
             .with_fetch(filter.fetch())
-            .apply_projection(Some(kept))?
+            .apply_projection(Some(retained))?
             .build()?;
         return Ok(Arc::new(filter));
     }

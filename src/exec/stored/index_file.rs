@@ -235,8 +235,8 @@ impl fmt::Debug for IndexFile {
 }
 
 fn vector_of(summary: &Summary) -> Result<VectorColumn> {
-    let named = |wanted: &str| {
-        let entries = summary.entries.iter().filter(|(name, _)| name == wanted);
+    let named = |key: &str| {
+        let entries = summary.entries.iter().filter(|(name, _)| name == key);
         entries.map(|(_, value)| value.clone()).collect::<Vec<_>>()
     };
     match (<[String; 1]>::try_from(named(VECTOR)), named(DIMENSION)) {

@@ -398,9 +398,9 @@ mod tests {
             let twice = [batches[0].clone(), batches[0].clone()];
             assert_eq!(joined(&schema, &twice).unwrap().num_rows(), 200);
             let error = joined(&schema, &batches).unwrap_err().strip_backtrace();
-            let wanted = format!("column {name} has more values in 200 rows");
+            let message = format!("column {name} has more values in 200 rows");
             assert!(
-                error.contains(&wanted) && error.contains("Dictionary(Int32, Utf8)"),
+                error.contains(&message) && error.contains("Dictionary(Int32, Utf8)"),
                 "{error}"
             );
         }
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn training_is_of_the_kind_of_the_rows() {
         let vector = VectorColumn::Whole("v".to_string());
-        let schema = |found| Arc::new(Schema::new(vec![Field::new("v", found, true)]));
+        let schema = |data_type| Arc::new(Schema::new(vec![Field::new("v", data_type, true)]));
         let rows = schema(DataType::new_list(DataType::Float32, true));
         let input_columns = InputColumns::try_new("the input", &vector, rows.fields()).unwrap();
         let (store, path) = (ObjectStoreUrl::local_filesystem(), Path::from("a.lsh"));

@@ -129,20 +129,20 @@ impl StoredIndex {
         job: &Job,
     ) -> Result<Arc<IndexVectors>> {
         let mut read = self.read.lock().await;
-        let is_wanted = |held: &&Arc<IndexVectors>| held.rows.matrix().kind() == kind;
-        if let Some(held) = read.vectors.iter().find(is_wanted) {
+        let has_kind = |held: &&Arc<IndexVectors>| held.rows.matrix().kind() == kind;
+        if let Some(held) = read.vectors.iter().find(has_kind) {
             return Ok(held.clone());
         }
-        let vectors = Arc::new(self.read_vectors(kind, &self.own_budget(pool, job)).await?);
+        let vectors = Arc::new(self.read_vectors(kind, &self.budgeted_job(pool, job)).await?);
         read.vectors.push(vectors.clone());
         Ok(vectors)
     }
 
-    /// All tables, or, if memory does not suffice, only the first `wanted`; `None` if it does not
-    /// suffice for those either.
+    /// All tables, or, if memory does not suffice, only the first `requested`; `None` if it does
+    /// not suffice for those either.
     pub(in crate::exec) async fn tables(
         &self,
-        wanted: Option<usize>,
+        requested: Option<usize>,
         pool: &Arc<dyn MemoryPool>,
         job: &Job,
     ) -> Result<Option<(Arc<LoadedTables>, Residence)>> {
@@ -151,16 +151,18 @@ impl StoredIndex {
             return Ok(Some((tables.clone(), Residence::Resident)));
         }
         let all = self.file.tables().params.tables.unwrap_or(0);
-        let own = self.own_budget(pool, job);
-        if let Some(tables) = self.read_tables(0..all, 1, &own).await? {
+        let budgeted_job = self.budgeted_job(pool, job);
+        if let Some(tables) = self.read_tables(0..all, 1, &budgeted_job).await? {
             let tables = Arc::new(tables);
             read.tables = Some(tables.clone());
             return Ok(Some((tables, Residence::Loaded)));
         }
         drop(read);
         // Held by this query alone.
-        let Some(wanted) = wanted.filter(|wanted| *wanted < all) else { return Ok(None) };
-        let tables = self.read_tables(0..wanted, 1, &own).await?;
+        let Some(requested) = requested.filter(|requested| *requested < all) else {
+            return Ok(None);
+        };
+        let tables = self.read_tables(0..requested, 1, &budgeted_job).await?;
         Ok(tables.map(|tables| (Arc::new(tables), Residence::Loaded)))
     }
 
@@ -173,9 +175,9 @@ impl StoredIndex {
         job: &Job,
     ) -> OwnResult<Arc<dyn StoredBase>> {
         let device_of = (device.info().name, memory);
-        let is_wanted =
+        let is_same =
             |held: &&DeviceCopy| held.device == device_of && Arc::ptr_eq(&held.vectors, vectors);
-        if let Some(held) = lock(&self.bases).iter().find(is_wanted) {
+        if let Some(held) = lock(&self.bases).iter().find(is_same) {
             return Ok(held.base.clone());
         }
         let (rows, tables) = (vectors.rows.clone(), self.file.tables().clone());
@@ -183,9 +185,9 @@ impl StoredIndex {
             .map_err(|error| self.file.reader.of_file(error))?;
         let (vectors, mut bases) = (vectors.clone(), lock(&self.bases));
         // A concurrent query may have been faster.
-        let is_wanted =
+        let is_same =
             |held: &&DeviceCopy| held.device == device_of && Arc::ptr_eq(&held.vectors, &vectors);
-        if let Some(held) = bases.iter().find(is_wanted) {
+        if let Some(held) = bases.iter().find(is_same) {
             return Ok(held.base.clone());
         }
         bases.push(DeviceCopy { device: device_of, vectors, base: base.clone() });
@@ -193,7 +195,7 @@ impl StoredIndex {
     }
 
     /// The job with a memory budget of the index.
-    fn own_budget(&self, pool: &Arc<dyn MemoryPool>, job: &Job) -> Job {
+    fn budgeted_job(&self, pool: &Arc<dyn MemoryPool>, job: &Job) -> Job {
         let held = MemoryConsumer::new(format!("index {}", self.file.name())).register(pool);
         job.clone().with_budget(Arc::new(PoolBudget(held)))
     }
@@ -256,7 +258,7 @@ impl StoredIndex {
         pool: &Arc<dyn MemoryPool>,
         job: &Job,
     ) -> Result<LoadedTables> {
-        let (job, mut count) = (self.own_budget(pool, job), most);
+        let (job, mut count) = (self.budgeted_job(pool, job), most);
         loop {
             if let Some(tables) = self.read_tables(first..first + count, 2, &job).await? {
                 return Ok(tables);

@@ -51,30 +51,31 @@ impl VectorKind {
     }
 
     /// The type of vectors without their length; `None` if the type has no vectors or is all-NULL.
-    pub fn of_any_length(self, found: &DataType) -> Option<DataType> {
-        let found = if let DataType::Dictionary(_, values) = found { values } else { found };
-        if is_of_nulls(found) || kind_of_vector(found, self.metric()).is_none() {
+    pub fn of_any_length(self, data_type: &DataType) -> Option<DataType> {
+        let data_type =
+            if let DataType::Dictionary(_, values) = data_type { values } else { data_type };
+        if is_of_nulls(data_type) || kind_of_vector(data_type, self.metric()).is_none() {
             return None;
         }
-        Some(match item_of(found) {
+        Some(match item_of(data_type) {
             Some(item) => DataType::new_list(item.clone(), true),
             None => DataType::Binary,
         })
     }
 
     /// Advice on converting a column of this type, which holds no vectors; empty for most types.
-    pub fn advice(self, column: &str, found: &DataType) -> String {
+    pub fn advice(self, column: &str, data_type: &DataType) -> String {
         let is_bits = matches!(self, Self::Bits | Self::BitsOrSets);
-        let of_texts = item_of(found).is_some_and(DataType::is_string);
-        match found {
-            found if found.is_string() && is_bits => {
+        let of_texts = item_of(data_type).is_some_and(DataType::is_string);
+        match data_type {
+            data_type if data_type.is_string() && is_bits => {
                 format!("; hexadecimal codes are vectors as decode({column}, 'hex')")
             }
-            found if found.is_string() => format!(
+            data_type if data_type.is_string() => format!(
                 "; text such as '[1, 2]' is a vector as \
                  CAST(string_to_array(trim({column}, '[]'), ',') AS DOUBLE[])"
             ),
-            found if found.is_integer() && is_bits => format!(
+            data_type if data_type.is_integer() && is_bits => format!(
                 "; integers of 64 bits are vectors as \
                  decode(lpad(to_hex({column}), 16, '0'), 'hex')"
             ),
@@ -91,9 +92,10 @@ impl VectorKind {
     }
 
     /// Whether columns of this type hold vectors of this kind.
-    pub fn has(self, found: &DataType) -> bool {
-        let found = if let DataType::Dictionary(_, values) = found { values } else { found };
-        kind_of_vector(found, self.metric()).is_some_and(|kind| match self {
+    pub fn has(self, data_type: &DataType) -> bool {
+        let data_type =
+            if let DataType::Dictionary(_, values) = data_type { values } else { data_type };
+        kind_of_vector(data_type, self.metric()).is_some_and(|kind| match self {
             Self::Any => true,
             Self::Numbers => kind != ElementKind::Bits,
             Self::Bits => kind == ElementKind::Bits,
@@ -114,8 +116,8 @@ impl fmt::Display for VectorKind {
 }
 
 /// Whether a type allows NULL only: Null, or lists of Null.
-pub(super) fn is_of_nulls(found: &DataType) -> bool {
-    found.is_null() || item_of(found).is_some_and(DataType::is_null)
+pub(super) fn is_of_nulls(data_type: &DataType) -> bool {
+    data_type.is_null() || item_of(data_type).is_some_and(DataType::is_null)
 }
 
 /// The item type of a list type.
@@ -150,7 +152,8 @@ mod tests {
     #[test]
     fn advice_says_what_to_write() {
         let texts = DataType::new_list(DataType::Utf8View, true);
-        let advice = |vector_kind: VectorKind, found: &DataType| vector_kind.advice("tags", found);
+        let advice =
+            |vector_kind: VectorKind, data_type: &DataType| vector_kind.advice("tags", data_type);
         assert!(advice(VectorKind::Numbers, &DataType::Utf8).contains("trim(tags, '[]')"));
         assert!(advice(VectorKind::Bits, &DataType::Utf8).contains("decode(tags, 'hex')"));
         assert!(advice(VectorKind::Bits, &DataType::Int64).contains("to_hex(tags)"));

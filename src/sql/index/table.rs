@@ -46,11 +46,11 @@ pub(in crate::sql) fn metric_of(
     plan: &LogicalPlan,
     names: Option<&[String]>,
 ) -> Result<Option<Metric>> {
-    let is_asked = |name: &String| names.is_none_or(|names| names.contains(name));
+    let is_named = |name: &String| names.is_none_or(|names| names.contains(name));
     let columns = plan.schema().fields().iter().zip(vectors_in(plan));
-    let asked = columns.filter(|(field, _)| is_asked(field.name())).map(|(_, found)| found);
-    let found = whole(&asked.collect::<Vec<_>>());
-    let mut metrics = found.iter().map(|index| index.file().tables().metric);
+    let named = columns.filter(|(field, _)| is_named(field.name())).map(|(_, indexes)| indexes);
+    let indexes = whole(&named.collect::<Vec<_>>());
+    let mut metrics = indexes.iter().map(|index| index.file().tables().metric);
     let Some(first) = metrics.next() else { return Ok(None) };
     match metrics.find(|other| *other != first) {
         Some(other) => plan_err!(
@@ -62,16 +62,16 @@ pub(in crate::sql) fn metric_of(
 
 /// The indexes with all vector columns among these columns.
 fn whole(columns: &[Vec<Arc<StoredIndex>>]) -> Vec<Arc<StoredIndex>> {
-    let mut found: Vec<Arc<StoredIndex>> = Vec::new();
+    let mut indexes: Vec<Arc<StoredIndex>> = Vec::new();
     for index in columns.iter().flatten() {
         let has = |column: &&Vec<_>| column.iter().any(|other| Arc::ptr_eq(other, index));
         let dimensions = columns.iter().filter(has).count();
-        let is_new = !found.iter().any(|other| Arc::ptr_eq(other, index));
+        let is_new = !indexes.iter().any(|other| Arc::ptr_eq(other, index));
         if is_new && dimensions >= index.file().vector().names().len() {
-            found.push(index.clone());
+            indexes.push(index.clone());
         }
     }
-    found
+    indexes
 }
 
 /// Whether the rows of a plan are a subsequence of a table's rows.

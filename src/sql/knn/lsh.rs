@@ -56,7 +56,7 @@ impl LshArguments {
     /// The same arguments with other expressions.
     pub(super) fn with(&self, exprs: impl Iterator<Item = Expr>) -> Result<Self> {
         let given: Vec<_> = self.given.iter().map(|(name, _)| *name).zip(exprs).collect();
-        let value = |wanted: &str| given.iter().find(|(name, _)| *name == wanted);
+        let value = |argument: &str| given.iter().find(|(name, _)| *name == argument);
         Self::new(|name| Ok(value(name).map(|(_, expr)| expr.clone())))
     }
 

@@ -75,23 +75,23 @@ fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
     }
     let mut k = literal(node.k());
     let columns = node.query_columns()?;
-    let (mut of_queries, mut kept) = (Vec::new(), Vec::new());
+    let (mut of_queries, mut retained) = (Vec::new(), Vec::new());
     for part in split_conjunction_owned(predicate.clone()) {
         if !may_move(&part) {
-            kept.push(part);
+            retained.push(part);
         } else if let Some(moved) = moved(&part, node.schema(), &columns)? {
             of_queries.push(moved);
         } else if let (Some(most), Some(bound)) = (k, rank_bound(&part)) {
             k = Some(most.min(bound.most.max(1)));
             if !bound.is_all || bound.most < 1 {
-                kept.push(part);
+                retained.push(part);
             }
         } else {
-            kept.push(part);
+            retained.push(part);
         }
     }
     let parts = split_conjunction_owned(predicate.clone()).len();
-    if kept.len() == parts && k == literal(node.k()) {
+    if retained.len() == parts && k == literal(node.k()) {
         return Ok(None);
     }
     let mut arguments = node.expressions();
@@ -103,7 +103,7 @@ fn push(predicate: &Expr, node: &KnnNode) -> Result<Option<LogicalPlan>> {
         *queries = LogicalPlan::Filter(Filter::try_new(predicate, Arc::new(queries.clone()))?);
     }
     let plan = node.with_exprs_and_inputs(arguments, inputs)?.into_plan();
-    Ok(Some(match conjunction(kept) {
+    Ok(Some(match conjunction(retained) {
         Some(predicate) => LogicalPlan::Filter(Filter::try_new(predicate, Arc::new(plan))?),
         None => plan,
     }))

@@ -85,22 +85,22 @@ where
         store.put(&Path::from("damaged.lsh"), damaged.into()).await?;
         let work = looking(&ctx, SEARCHES[which]);
         let held = tokio::time::timeout(DEADLINE, held(&work)).await;
-        let Ok((found, most)) = held else {
+        let Ok((outcome, most)) = held else {
             return Err(format!("file {which}, seed {seed}: it does not end").into());
         };
         if !fits {
             let right = [rows[which].clone(), answers[which].clone()];
-            for (found, right) in
-                [found.rows.as_ref(), found.answer.as_ref()].into_iter().zip(right)
+            for (answer, right) in
+                [outcome.rows.as_ref(), outcome.answer.as_ref()].into_iter().zip(right)
             {
-                let is_right = found.is_none_or(|found| *found == right);
+                let is_right = answer.is_none_or(|batch| *batch == right);
                 check(is_right, format!("file {which}, seed {seed}: other rows"))?;
             }
         }
-        let allowed = 4 * size + OTHERS + if found.opens { usual[which] } else { 0 };
+        let allowed = 4 * size + OTHERS + if outcome.opens { usual[which] } else { 0 };
         check(most <= allowed, format!("file {which}, seed {seed}: {most} bytes for {size}"))?;
-        opened += u64::from(found.opens);
-        read += u64::from(found.rows.is_some());
+        opened += u64::from(outcome.opens);
+        read += u64::from(outcome.rows.is_some());
     }
     println!("{times} files: {opened} opened, {read} read");
     check(opened > times / 100, format!("only {opened} of {times} were opened"))
@@ -120,9 +120,9 @@ where
     parts.set("dimensions", "1000000");
     let size = file.len() as i64;
     store.put(&Path::from("damaged.lsh"), parts.file().into()).await?;
-    let (found, most) = held(&work).await;
-    check(found.opens && found.rows.is_some(), "its columns are not read")?;
-    check(found.answer.is_none(), "a search finds something")?;
+    let (outcome, most) = held(&work).await;
+    check(outcome.opens && outcome.rows.is_some(), "its columns are not read")?;
+    check(outcome.answer.is_none(), "a search finds something")?;
     check(most <= usual + 4 * size + OTHERS, format!("{most} bytes for {size}, usually {usual}"))
 }
 
@@ -185,9 +185,9 @@ async fn look(ctx: &SessionContext, search: &str) -> Outcome {
     let rows = scan(ctx, table.clone()).await.ok();
     let answer = async {
         ctx.register_table("damaged", table)?;
-        let found = ctx.sql(search).await?;
-        let schema = found.schema().inner().clone();
-        Ok::<_, DataFusionError>(concat_batches(&schema, &found.collect().await?)?)
+        let frame = ctx.sql(search).await?;
+        let schema = frame.schema().inner().clone();
+        Ok::<_, DataFusionError>(concat_batches(&schema, &frame.collect().await?)?)
     };
     let answer = answer.await.ok();
     let _ = ctx.deregister_table("damaged");

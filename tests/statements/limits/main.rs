@@ -385,7 +385,7 @@ async fn reserved_before_taken() {
         );
         match (&seen.rows, rows) {
             (Err(_), 0) => {}
-            (Ok(found), rows) => note(found == rows, "another number of rows", sql, &seen),
+            (Ok(counted), rows) => note(counted == rows, "another number of rows", sql, &seen),
             (Err(_), _) => note(false, "an error", sql, &seen),
         }
         note(seen.unreserved <= SLACK, "held more than was reserved", sql, &seen);

@@ -26,17 +26,17 @@ fn main() {
     // Paths in statements are relative to this folder.
     std::env::set_current_dir(support::files::root()).expect("the folder that has `sql`");
     let mut trials = Vec::new();
-    for (device, found) in support::devices() {
+    for (device, available) in support::devices() {
         for file in files_with("slt") {
             let name = format!("{device}::{}", file_name(&file));
             let trial = Trial::test(name, move || contract(&file, device));
-            trials.push(trial.with_ignored_flag(found.is_none()));
+            trials.push(trial.with_ignored_flag(available.is_none()));
         }
         let readme = support::files::root().join("README.md");
         for page in files_with("md").into_iter().chain([readme]) {
             let name = format!("{device}::{}", file_name(&page));
             let trial = Trial::test(name, move || run(pages::run(&page, device)));
-            trials.push(trial.with_ignored_flag(found.is_none()));
+            trials.push(trial.with_ignored_flag(available.is_none()));
         }
     }
     let links = pages::links_lead_somewhere;
@@ -46,7 +46,8 @@ fn main() {
     for (name, run) in session::TESTS {
         trials.push(Trial::test(format!("session::{name}"), *run));
     }
-    let has_gpu = support::devices().iter().any(|(name, found)| *name == "cuda" && found.is_some());
+    let has_gpu =
+        support::devices().iter().any(|(name, available)| *name == "cuda" && available.is_some());
     for (name, run) in session::TESTS_OF_GPUS {
         let trial = Trial::test(format!("session::{name}"), *run);
         trials.push(trial.with_ignored_flag(!has_gpu));
@@ -63,7 +64,7 @@ fn main() {
 fn files_with(extension: &str) -> Vec<PathBuf> {
     let folder = std::fs::read_dir(support::files::root().join("sql")).expect("sql/ is there");
     let mut files: Vec<_> = folder.map(|entry| entry.expect("a readable entry").path()).collect();
-    files.retain(|path| path.extension().is_some_and(|found| found == extension));
+    files.retain(|path| path.extension().is_some_and(|suffix| suffix == extension));
     files.sort();
     files
 }
@@ -126,10 +127,10 @@ impl AsyncDB for Session {
     }
 }
 
-fn column_type(found: &DataType) -> DefaultColumnType {
-    match found {
-        found if found.is_integer() => DefaultColumnType::Integer,
-        found if found.is_floating() => DefaultColumnType::FloatingPoint,
+fn column_type(data_type: &DataType) -> DefaultColumnType {
+    match data_type {
+        data_type if data_type.is_integer() => DefaultColumnType::Integer,
+        data_type if data_type.is_floating() => DefaultColumnType::FloatingPoint,
         _ => DefaultColumnType::Text,
     }
 }

@@ -39,24 +39,24 @@ pub async fn run(page: &Path, device: &str) -> Result<(), Failed> {
     let mut updated = text.clone();
     for Example { sql, shown, line } in examples {
         let at = |error: String| Failed::from(format!("{}:{line}: {error}", page.display()));
-        let mut found = String::new();
+        let mut printed = String::new();
         for statement in sql.split_inclusive(";\n").filter(|sql| !sql.trim().is_empty()) {
             let of_file = |text: &str| match text.ends_with(".lsh") {
                 true => format!("{folder}{text}"),
                 false => text.to_string(),
             };
             let statement = statement.split('\'').map(of_file).collect::<Vec<_>>().join("'");
-            found = output(&ctx, &statement).await.map_err(|error| at(error.to_string()))?;
-            found = found.replace(&folder, "");
+            printed = output(&ctx, &statement).await.map_err(|error| at(error.to_string()))?;
+            printed = printed.replace(&folder, "");
         }
-        if let Some(shown) = shown.filter(|shown| *shown != found) {
+        if let Some(shown) = shown.filter(|shown| *shown != printed) {
             if is_update {
                 let example = format!("{sql}```\n```text\n{shown}\n```");
                 updated =
-                    updated.replacen(&example, &format!("{sql}```\n```text\n{found}\n```"), 1);
+                    updated.replacen(&example, &format!("{sql}```\n```text\n{printed}\n```"), 1);
                 continue;
             }
-            return Err(at(format!("the page shows\n{shown}\nbut this comes out\n{found}")));
+            return Err(at(format!("the page shows\n{shown}\nbut this comes out\n{printed}")));
         }
     }
     if updated != text {
@@ -163,7 +163,7 @@ fn links(page: &str) -> impl Iterator<Item = (usize, &str)> {
 fn headings(page: &str) -> impl Iterator<Item = String> {
     prose(page).filter_map(|(_, line)| line.strip_prefix('#')).map(|heading| {
         let heading = heading.trim_start_matches('#').trim().to_lowercase();
-        let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
-        kept.map(|c| if c == ' ' { '-' } else { c }).collect::<String>()
+        let letters = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        letters.map(|c| if c == ' ' { '-' } else { c }).collect::<String>()
     })
 }

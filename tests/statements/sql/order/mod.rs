@@ -239,12 +239,13 @@ async fn compare(stored: &[Stored], with: &str, input: &str) -> Result<(), Faile
         .any(|part| input.contains(part));
     let few = if searched { 2 } else { 0 };
     let chosen = (chosen, if input.contains("t.id, t.v FROM") { 2 } else { 0 });
-    let asked = [(labels, stored.len()), (neighbors, few), (hashed, few), chosen, (density, few)];
-    for (sql, layouts) in asked.into_iter().filter(|(_, layouts)| *layouts > 0) {
-        let wanted = stored[0].whole(&sql).await?;
+    let statements =
+        [(labels, stored.len()), (neighbors, few), (hashed, few), chosen, (density, few)];
+    for (sql, layouts) in statements.into_iter().filter(|(_, layouts)| *layouts > 0) {
+        let expected = stored[0].whole(&sql).await?;
         for other in &stored[1..layouts] {
-            let found = other.whole(&sql).await?;
-            check(found == wanted, format!("{sql}\n{:?}", other.layout))?;
+            let actual = other.whole(&sql).await?;
+            check(actual == expected, format!("{sql}\n{:?}", other.layout))?;
         }
     }
     Ok(())
@@ -281,13 +282,13 @@ async fn sorted_files() -> Result<(), Failed> {
     for input in
         ["h", "(SELECT * FROM h WHERE g <> '2' AND f > 0)", "(SELECT DISTINCT id, v FROM h)"]
     {
-        let mut wanted = None;
+        let mut expected = None;
         for layout in &LAYOUTS[..3] {
             let stored = Stored::new(*layout).await?;
             stored.batches(&create).await?;
-            let found = stored.whole(&format!("SELECT * FROM kmeans({input}, k => 3)")).await?;
-            let first = wanted.get_or_insert_with(|| found.clone());
-            check(found == *first, format!("{input}: folders are not read in turn, {layout:?}"))?;
+            let actual = stored.whole(&format!("SELECT * FROM kmeans({input}, k => 3)")).await?;
+            let first = expected.get_or_insert_with(|| actual.clone());
+            check(actual == *first, format!("{input}: folders are not read in turn, {layout:?}"))?;
         }
     }
     Ok(())
@@ -300,10 +301,10 @@ async fn distinct() -> Result<(), Failed> {
     let labels = "SELECT cluster_id, count(*) AS size";
     let labels = format!("{labels} FROM kmeans({input}) GROUP BY cluster_id ORDER BY cluster_id");
     let centroids = format!("SELECT cluster_id, size FROM kmeans_centroids({input}) ORDER BY 1");
-    let wanted = stored.text(&labels).await?;
+    let expected = stored.text(&labels).await?;
     for _ in 0..3 {
-        check(stored.text(&labels).await? == wanted, "labels differ between runs")?;
-        check(stored.text(&centroids).await? == wanted, "centroids differ from labels")?;
+        check(stored.text(&labels).await? == expected, "labels differ between runs")?;
+        check(stored.text(&centroids).await? == expected, "centroids differ from labels")?;
     }
     Ok(())
 }
@@ -376,7 +377,7 @@ fn sorted_by<K: Ord>(key: impl Fn(i64, i64) -> Option<K>) -> Result<Vec<i64>, Fa
 }
 
 async fn trailing_order() -> Result<(), Failed> {
-    let wanted = sorted_by(|g, id| Some((g, -id)))?;
+    let expected = sorted_by(|g, id| Some((g, -id)))?;
     let near = sorted_by(|g, _| (g < 2).then_some(g))?;
     for layout in [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]] {
         let stored = Stored::new(layout).await?;
@@ -392,13 +393,13 @@ async fn trailing_order() -> Result<(), Failed> {
             ("", "sorted"),
             ("", "(SELECT id, v FROM sorted)"),
         ] {
-            let found = ids(&stored, with, input).await?;
-            check(found == wanted, format!("{with} {input}: the order is lost, {layout:?}"))?;
+            let listed = ids(&stored, with, input).await?;
+            check(listed == expected, format!("{with} {input}: the order is lost, {layout:?}"))?;
         }
         check(ids(&stored, "", "near").await? == near, "the order of a view is lost")?;
         let window =
             "SELECT id, kmeans(v, 3, 1) OVER () AS l FROM (SELECT * FROM t ORDER BY g, id DESC)";
-        check(stored.numbers(window).await? == wanted, "the order is lost below a window")?;
+        check(stored.numbers(window).await? == expected, "the order is lost below a window")?;
     }
     Ok(())
 }
@@ -410,20 +411,20 @@ async fn stable() -> Result<(), Failed> {
     let key = |id: i64| g.value(id as usize);
     for layout in LAYOUTS {
         let stored = Stored::new(layout).await?;
-        let found = ids(&stored, "", "(SELECT * FROM t ORDER BY g DESC)").await?;
-        check(found == all, format!("ORDER BY is not stable, {layout:?}"))?;
-        let found = ids(&stored, "", "(SELECT * FROM t ORDER BY g DESC LIMIT 3000)").await?;
-        check(found == all[..3000], format!("LIMIT is not stable, {layout:?}"))?;
+        let listed = ids(&stored, "", "(SELECT * FROM t ORDER BY g DESC)").await?;
+        check(listed == all, format!("ORDER BY is not stable, {layout:?}"))?;
+        let listed = ids(&stored, "", "(SELECT * FROM t ORDER BY g DESC LIMIT 3000)").await?;
+        check(listed == all[..3000], format!("LIMIT is not stable, {layout:?}"))?;
         let numbered = "(SELECT * FROM (SELECT *, row_number() OVER (ORDER BY g DESC) AS n FROM t) \
                         ORDER BY n)";
-        let found = ids(&stored, "", numbered).await?;
-        check(found == all, format!("row_number() is not stable, {layout:?}"))?;
+        let listed = ids(&stored, "", numbered).await?;
+        check(listed == all, format!("row_number() is not stable, {layout:?}"))?;
         // A limit takes the first rows, whatever operators follow.
         let first = |from, to| sorted_by(|g, id| (from..to).contains(&id).then_some(-g));
         let mut topped = sorted_by(|g, _| Some(g))?;
         topped.truncate(2100);
         topped.sort_by_key(|id| (key(*id), -id));
-        for (limited, wanted) in [
+        for (limited, expected) in [
             (
                 "(SELECT * FROM (SELECT * FROM t LIMIT 100 OFFSET 1) ORDER BY g DESC)",
                 first(1, 101)?,
@@ -462,8 +463,8 @@ async fn stable() -> Result<(), Failed> {
                 vec![],
             ),
         ] {
-            let found = ids(&stored, "", limited).await?;
-            check(found == wanted, format!("{limited}: other rows, {layout:?}"))?;
+            let listed = ids(&stored, "", limited).await?;
+            check(listed == expected, format!("{limited}: other rows, {layout:?}"))?;
         }
     }
     Ok(())
@@ -473,7 +474,7 @@ async fn stable() -> Result<(), Failed> {
 async fn joins() -> Result<(), Failed> {
     for layout in [LAYOUTS[0], LAYOUTS[2]] {
         let stored = Stored::new(layout).await?;
-        for (join, wanted) in [
+        for (join, count) in [
             ("SELECT t.id, t.v FROM t JOIN s ON t.id = s.id", 300),
             ("SELECT t.id, t.v FROM s JOIN t ON t.id = s.id", 300),
             ("SELECT t.id, t.v FROM t LEFT JOIN s ON t.id = s.id", ROWS),
@@ -481,8 +482,8 @@ async fn joins() -> Result<(), Failed> {
             ("SELECT t.id, t.v FROM t WHERE id IN (SELECT id FROM s)", 300),
             ("SELECT t.id, t.v FROM t WHERE id % 3000 IN (SELECT id FROM s)", 1200),
         ] {
-            let found = ids(&stored, "", &format!("({join})")).await?;
-            check(found.is_sorted() && found.len() == wanted, format!("{join}: other pairs"))?;
+            let listed = ids(&stored, "", &format!("({join})")).await?;
+            check(listed.is_sorted() && listed.len() == count, format!("{join}: other pairs"))?;
         }
         let plan = stored.text("EXPLAIN FORMAT INDENT SELECT * FROM kmeans((SELECT t.* FROM t JOIN s USING (id)), k => 3)");
         let plan = plan.await?;
@@ -568,8 +569,8 @@ async fn unbounded() -> Result<(), Failed> {
                 Ok(plan) => return Err(format!("{call} is planned: {plan}").into()),
                 Err(error) => format!("{error:?}"),
             };
-            let wanted = format!("argument '{name}' is unbounded");
-            check(error.contains(&wanted), format!("{call}: {error}"))?;
+            let message = format!("argument '{name}' is unbounded");
+            check(error.contains(&message), format!("{call}: {error}"))?;
         }
     }
     Ok(())
@@ -690,10 +691,10 @@ async fn explain() -> Result<(), Failed> {
             ],
         ),
     ];
-    for (sql, wanted) in plans {
+    for (sql, expected) in plans {
         let plan = stored.text(&format!("EXPLAIN FORMAT INDENT {sql}")).await?;
-        let found = shape(&plan);
-        check(found == wanted, format!("{sql}: {found:#?}"))?;
+        let actual = shape(&plan);
+        check(actual == expected, format!("{sql}: {actual:#?}"))?;
     }
     let (sql, _) = plans[1];
     let plan = stored.text(&format!("EXPLAIN ANALYZE {sql}")).await?;

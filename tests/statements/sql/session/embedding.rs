@@ -35,11 +35,11 @@ fn current_thread() -> Result<Runtime> {
 async fn answers() -> Result<Vec<String>> {
     let ctx = session(SessionConfig::new())?;
     table(&ctx, "t", 3000, 16, 2, 500)?;
-    let mut found = Vec::new();
+    let mut results = Vec::new();
     for sql in STATEMENTS {
-        found.push(text(&ctx, sql).await?);
+        results.push(text(&ctx, sql).await?);
     }
-    Ok(found)
+    Ok(results)
 }
 
 /// The result of work on a thread, or an error if it does not end.
@@ -51,43 +51,43 @@ fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Resu
 
 /// More concurrent statements than worker threads, each of which waits for one.
 pub fn workers_that_wait() -> Result<(), Failed> {
-    let wanted = current_thread()?.block_on(answers())?;
-    let found = in_time(|| {
+    let expected = current_thread()?.block_on(answers())?;
+    let results = in_time(|| {
         let run = |_| current_thread()?.block_on(answers());
         (0..4 * rayon::current_num_threads()).into_par_iter().map(run).collect::<Result<Vec<_>>>()
     })?;
-    check(found?.iter().all(|found| *found == wanted), "another answer")
+    check(results?.iter().all(|result| *result == expected), "another answer")
 }
 
 /// Statements in a `LocalSet`, where blocking is forbidden, on both kinds of runtime.
 pub fn local_sets() -> Result<(), Failed> {
     let several = || Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let wanted = current_thread()?.block_on(answers())?;
+    let expected = current_thread()?.block_on(answers())?;
     for runtime in [current_thread()?, several()?] {
-        let found = in_time(move || {
+        let result = in_time(move || {
             let local = LocalSet::new();
             runtime.block_on(local.run_until(answers()))
         })?;
-        check(found? == wanted, "another answer")?;
+        check(result? == expected, "another answer")?;
     }
     Ok(())
 }
 
 /// Several sessions share one runtime.
 pub fn sessions_side_by_side() -> Result<(), Failed> {
-    let wanted = current_thread()?.block_on(answers())?;
-    let found = in_time(|| {
+    let expected = current_thread()?.block_on(answers())?;
+    let results = in_time(|| {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(async {
             let running: Vec<_> = (0..6).map(|_| tokio::spawn(answers())).collect();
-            let mut found = Vec::new();
+            let mut all = Vec::new();
             for one in running {
-                found.push(one.await.map_err(|e| DataFusionError::External(Box::new(e)))??);
+                all.push(one.await.map_err(|e| DataFusionError::External(Box::new(e)))??);
             }
-            Ok::<_, DataFusionError>(found)
+            Ok::<_, DataFusionError>(all)
         })
     })?;
-    check(found?.iter().all(|found| *found == wanted), "another answer")
+    check(results?.iter().all(|result| *result == expected), "another answer")
 }
 
 /// A schema that waits for a task to find its table. Another task makes the table's rows once they
@@ -166,7 +166,7 @@ pub fn slow_catalogs() -> Result<(), Failed> {
     let several = || Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtimes = [current_thread()?, several()?];
     for runtime in runtimes {
-        let found = in_time(move || {
+        let printed = in_time(move || {
             runtime.block_on(async {
                 let ctx: SessionContext = session(SessionConfig::new())?;
                 let catalog = Arc::new(MemoryCatalogProvider::new());
@@ -179,7 +179,7 @@ pub fn slow_catalogs() -> Result<(), Failed> {
                     .map_err(|error| DataFusionError::External(Box::new(error)))?
             })
         })??;
-        check(found.contains("| 60 "), format!("found {found}"))?;
+        check(printed.contains("| 60 "), format!("found {printed}"))?;
     }
     Ok(())
 }

@@ -157,13 +157,15 @@ async fn by_position() -> Result<(), Failed> {
     ] {
         let sql = format!("SELECT * FROM {call} ORDER BY 1, rank");
         // Rows of zeros have no direction: both calls must report this.
-        let (found, wanted) = (text(&plain, &sql).await, text(&ctx, &sql).await);
-        match (found, wanted) {
-            (Ok(found), Ok(wanted)) => check(found == wanted, format!("{call}: {found}"))?,
-            (Err(found), Err(wanted)) => {
-                check(found.to_string() == wanted.to_string(), format!("{call}: {found}"))?;
+        let (actual, expected) = (text(&plain, &sql).await, text(&ctx, &sql).await);
+        match (actual, expected) {
+            (Ok(actual), Ok(expected)) => check(actual == expected, format!("{call}: {actual}"))?,
+            (Err(actual), Err(expected)) => {
+                check(actual.to_string() == expected.to_string(), format!("{call}: {actual}"))?;
             }
-            (found, wanted) => return Err(format!("{call}: {found:?}, not {wanted:?}").into()),
+            (actual, expected) => {
+                return Err(format!("{call}: {actual:?}, not {expected:?}").into());
+            }
         }
     }
     let error = text(&plain, "SELECT * FROM knn_exact(q, b)").await.expect_err("no k");
@@ -187,8 +189,8 @@ async fn tensors() -> Result<(), Failed> {
     let batch = RecordBatch::try_new(schema.clone(), vec![Arc::new(id), Arc::new(points)])?;
     ctx.register_table("t", Arc::new(MemTable::try_new(schema, vec![vec![batch]])?))?;
     let sql = "SELECT query_id, base_id, distance FROM knn_exact(t, k => 1) ORDER BY query_id";
-    let found = ctx.sql(sql).await?.collect().await?;
-    let base = found[0].column(1).as_primitive::<Int64Type>().values().to_vec();
+    let batches = ctx.sql(sql).await?.collect().await?;
+    let base = batches[0].column(1).as_primitive::<Int64Type>().values().to_vec();
     check(base == [2, 0, 0], format!("found {base:?}"))
 }
 
@@ -203,7 +205,7 @@ async fn partitions() -> Result<(), Failed> {
             "SELECT query_id, base_id, rank, distance FROM {name}(queries => (SELECT * FROM q WHERE id % 3 = 0), \
              base => (SELECT * FROM b WHERE id % 2 = 0), k => 9{arguments}) ORDER BY query_id, rank"
         );
-        let mut wanted = None;
+        let mut expected = None;
         for (parts, batch, target, rows) in
             [(1, 5000, 1, 1000), (1, 7, 8, 10), (5, 100, 3, 1), (3, 64, 8, 33)]
         {
@@ -211,10 +213,10 @@ async fn partitions() -> Result<(), Failed> {
             ctx.sql(&format!("SET neighbors.batch_rows = {rows}")).await?.collect().await?;
             table(&ctx, "q", 60, 3, parts, batch)?;
             table(&ctx, "b", 3000, 3, parts, batch)?;
-            let found = text(&ctx, &sql).await?;
-            let wanted = wanted.get_or_insert_with(|| found.clone());
+            let actual = text(&ctx, &sql).await?;
+            let expected = expected.get_or_insert_with(|| actual.clone());
             check(
-                found == *wanted && found.lines().count() > 50,
+                actual == *expected && actual.lines().count() > 50,
                 format!("{sql}: {parts} partitions, batches of {batch}, target {target}"),
             )?;
         }
@@ -240,16 +242,16 @@ async fn parquet_partitions() -> Result<(), Failed> {
         "SELECT query_id, base_id, rank FROM knn_exact(queries => (SELECT * FROM '{path}' WHERE id < 20), \
          base => (SELECT * FROM '{path}' WHERE id % 2 = 0), k => 5) ORDER BY query_id, rank"
     );
-    let mut wanted = None;
+    let mut expected = None;
     for target in [1, 2, 7] {
         let config = SessionConfig::new()
             .with_target_partitions(target)
             .set_u64("datafusion.optimizer.repartition_file_min_size", 1);
         let ctx = session(config)?.enable_url_table();
         for _ in 0..3 {
-            let found = text(&ctx, &sql).await?;
-            let wanted = wanted.get_or_insert_with(|| found.clone());
-            check(found == *wanted, format!("{target} partitions of a file"))?;
+            let actual = text(&ctx, &sql).await?;
+            let expected = expected.get_or_insert_with(|| actual.clone());
+            check(actual == *expected, format!("{target} partitions of a file"))?;
         }
     }
     Ok(())
@@ -291,17 +293,17 @@ async fn large_queries() -> Result<(), Failed> {
     let ctx = limited(1 << 20)?;
     table(&ctx, "b", 300, 4, 1, 100)?;
     table(&ctx, "q", 20_000, 4, 1, 10_000)?;
-    let found = text(&ctx, "SELECT count(*) AS n FROM knn_exact(q, b, 20)").await?;
-    check(found.contains("400000"), found)
+    let shown = text(&ctx, "SELECT count(*) AS n FROM knn_exact(q, b, 20)").await?;
+    check(shown.contains("400000"), shown)
 }
 
 /// Slices of one large batch: the pool counts the batch once, not once per slice.
 async fn shared_buffers() -> Result<(), Failed> {
     let ctx = limited(16 << 20)?;
     table(&ctx, "b", 20_000, 32, 1, 20_000)?;
-    let found = text(&ctx, "SELECT count(*) AS n FROM knn_exact((SELECT * FROM b LIMIT 3), b, 5)");
-    let found = found.await?;
-    check(found.contains("15"), found)
+    let shown = text(&ctx, "SELECT count(*) AS n FROM knn_exact((SELECT * FROM b LIMIT 3), b, 5)");
+    let shown = shown.await?;
+    check(shown.contains("15"), shown)
 }
 
 /// The partitions of a join wait for each other.
@@ -328,9 +330,9 @@ async fn joined_queries() -> Result<(), Failed> {
     let sql = "SELECT count(*) AS n FROM knn_exact(queries => (SELECT f.id, f.v FROM \
                (SELECT id FROM b WHERE id < 50) s JOIN files f ON f.id = s.id), base => files, k => 1)";
     match tokio::time::timeout(DEADLINE, text(&ctx, sql)).await {
-        Ok(found) => {
-            let found = found?;
-            check(found.contains("50"), found)
+        Ok(shown) => {
+            let shown = shown?;
+            check(shown.contains("50"), shown)
         }
         Err(_) => Err("the search hangs".into()),
     }
@@ -360,9 +362,9 @@ async fn cancellation() -> Result<(), Failed> {
     check(is_free.is_ok(), "memory stays reserved")?;
     table(&ctx, "few", 1000, 4, 1, 1000)?;
     let next = text(&ctx, "SELECT count(*) AS n FROM knn_exact(few, k => 3)");
-    let found =
+    let shown =
         tokio::time::timeout(DEADLINE, next).await.map_err(|_| "the next search hangs")??;
-    check(found.contains("3000"), found)?;
+    check(shown.contains("3000"), shown)?;
     check(searched() < ROWS, format!("{} queries were searched", searched()))
 }
 
@@ -371,8 +373,8 @@ async fn bad_row() -> Result<(), Failed> {
     let sql = "SELECT * FROM knn_exact(queries => (SELECT * FROM (VALUES (1, [1.0, 2.0]), (2, [1.0])) t(id, v)), \
                base => (SELECT 7 AS id, [0.0, 0.0] AS v), k => 1)";
     let error = ctx.sql(sql).await?.collect().await.expect_err("a row of another length");
-    let wanted = "row 1 of queries, column \"v\": dim mismatch: it has 1, the others 2";
-    check(error.to_string().contains(wanted), error.to_string())?;
+    let message = "row 1 of queries, column \"v\": dim mismatch: it has 1, the others 2";
+    check(error.to_string().contains(message), error.to_string())?;
     check(matches!(error.find_root(), DataFusionError::Execution(_)), format!("{error:?}"))
 }
 
@@ -381,7 +383,7 @@ async fn metrics() -> Result<(), Failed> {
     table(&ctx, "b", 500, 4, 1, 100)?;
     ctx.sql("SET neighbors.device = 'cpu'").await?.collect().await?;
     let shown = text(&ctx, "EXPLAIN ANALYZE SELECT * FROM knn_exact(b, k => 3)").await?;
-    let wanted = [
+    let parts = [
         "KnnExec: k=3, metric=l2, device=cpu",
         "base_rows=500",
         "query_rows=500",
@@ -393,14 +395,14 @@ async fn metrics() -> Result<(), Failed> {
         "kernel_time=",
         "output_rows=1.50 K",
     ];
-    let missing: Vec<_> = wanted.into_iter().filter(|part| !shown.contains(part)).collect();
+    let missing: Vec<_> = parts.into_iter().filter(|part| !shown.contains(part)).collect();
     check(missing.is_empty(), format!("{missing:?} missing in {shown}"))?;
     // Two tables of one bucket: a row visits all rows, itself included, in both tables, and is
     // compared once with each other row.
     let one = "tables => 2, hashes => 1, width => 1e9, rounding => 'zero'";
     let shown =
         text(&ctx, &format!("EXPLAIN ANALYZE SELECT * FROM knn_lsh(b, k => 3, {one})")).await?;
-    let wanted = [
+    let parts = [
         "method=lsh (family=pstable, tables=2, hashes=1, width=1000000000, rounding=zero, probes=1, seed=0",
         "buckets=2, largest_bucket=500",
         "rows_visited=500.0 K",
@@ -413,7 +415,7 @@ async fn metrics() -> Result<(), Failed> {
         "compare_time=",
         "tune_time=",
     ];
-    let missing: Vec<_> = wanted.into_iter().filter(|part| !shown.contains(part)).collect();
+    let missing: Vec<_> = parts.into_iter().filter(|part| !shown.contains(part)).collect();
     check(missing.is_empty(), format!("{missing:?} missing in {shown}"))?;
     let shown = text(&ctx, "EXPLAIN ANALYZE SELECT * FROM knn_lsh(b, k => 3)").await?;
     let missing: Vec<_> = ["expected_recall=0.9", "expected_share="]

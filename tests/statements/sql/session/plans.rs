@@ -53,10 +53,10 @@ pub async fn round_trips() -> Result<(), Failed> {
         // Operators keep state after a run, such as dynamic filters of sorts.
         let again = physical(&ctx.state().create_physical_plan(&plan).await?)?;
         let plan = ctx.state().create_physical_plan(&plan).await?;
-        let found = collect(plan, ctx.task_ctx()).await?;
+        let first = collect(plan, ctx.task_ctx()).await?;
         let again = collect(again, ctx.task_ctx()).await?;
-        let (found, again) = (pretty_format_batches(&found)?, pretty_format_batches(&again)?);
-        check(found.to_string() == again.to_string(), format!("{sql}: another answer"))?;
+        let (first, again) = (pretty_format_batches(&first)?, pretty_format_batches(&again)?);
+        check(first.to_string() == again.to_string(), format!("{sql}: another answer"))?;
     }
     Ok(())
 }
@@ -108,9 +108,9 @@ pub async fn vectors_that_nobody_asks_for() -> Result<(), Failed> {
         let names = columns.split(", ").map(|name| name.rsplit(' ').next().unwrap_or(name));
         let names = names.collect::<Vec<_>>().join(", ");
         ctx.sql(&format!("CREATE OR REPLACE TABLE t AS {of_all}")).await?.collect().await?;
-        let wanted = sql.replace(columns, &names).replace(relation, "t");
-        let wanted = text(&ctx, &wanted).await?;
-        check(text(&ctx, &sql).await? == wanted, format!("{sql}: another answer"))?;
+        let of_table = sql.replace(columns, &names).replace(relation, "t");
+        let expected = text(&ctx, &of_table).await?;
+        check(text(&ctx, &sql).await? == expected, format!("{sql}: another answer"))?;
     }
     Ok(())
 }

@@ -64,12 +64,12 @@ const TYPES: [(&str, &str); 4] = [
     ("LargeList(Int32)", "List(Float32)"),
 ];
 
-fn rows(first: usize, count: usize, wanted: &str) -> String {
+fn rows(first: usize, count: usize, list_type: &str) -> String {
     // Integers, which all types hold.
     format!(
         "SELECT value AS id, 'row ' || value AS title, value % 3 AS price, \
          arrow_cast(chr(33 + value * 7 % 90) || chr(40 + value * 31 % 80) || chr(33 + value % 9), 'Binary') AS b, \
-         CASE WHEN value % 31 = 5 THEN NULL ELSE arrow_cast([value % 7 + 1, value * 13 % 11, value * 5 % 8, value * 3 % 4 + 12], '{wanted}') END AS v \
+         CASE WHEN value % 31 = 5 THEN NULL ELSE arrow_cast([value % 7 + 1, value * 13 % 11, value * 5 % 8, value * 3 % 4 + 12], '{list_type}') END AS v \
          FROM range({first}, {})",
         first + count
     )
@@ -118,12 +118,12 @@ pub async fn as_built() -> Result<(), Failed> {
                             "SELECT query_id, base_id, base_title, rank, distance FROM knn_lsh({queries}base => (SELECT * FROM {base} {some}), {with}{arguments}) ORDER BY query_id, rank"
                         )
                     };
-                    let wanted = text(&ctx, &call("items", &format!(", {arguments}"))).await?;
-                    let found = text(&ctx, &call("stored", "")).await?;
+                    let expected = text(&ctx, &call("items", &format!(", {arguments}"))).await?;
+                    let actual = text(&ctx, &call("stored", "")).await?;
                     check(
-                        found == wanted,
+                        actual == expected,
                         format!(
-                            "{of_base}: {options} {some} {queries}:\n{found}\nbut built\n{wanted}"
+                            "{of_base}: {options} {some} {queries}:\n{actual}\nbut built\n{expected}"
                         ),
                     )?;
                     let plan = text(&ctx, &format!("EXPLAIN {}", call("stored", ""))).await?;
@@ -198,35 +198,36 @@ pub async fn plans() -> Result<(), Failed> {
             ),
         ] {
             let columns = "SELECT query_id, base_id, rank, distance";
-            let found = format!(
+            let stored_sql = format!(
                 "{columns} {}, base_vector => 'v', query_vector => 'v') ORDER BY 1, 3",
                 of(base)
             );
             let base = format!("(SELECT id, v FROM items WHERE {plain} ORDER BY id)");
-            let wanted = format!("{columns} {}, {arguments}) ORDER BY 1, 3", of(&base));
-            let plan = text(&ctx, &format!("EXPLAIN {found}")).await?;
+            let built_sql = format!("{columns} {}, {arguments}) ORDER BY 1, 3", of(&base));
+            let plan = text(&ctx, &format!("EXPLAIN {stored_sql}")).await?;
             check(
                 plan.contains("index="),
                 format!("{partitions}, {order}: no index is used:\n{plan}"),
             )?;
-            let (found, wanted) = (text(&ctx, &found).await?, text(&ctx, &wanted).await?);
+            let (actual, expected) =
+                (text(&ctx, &stored_sql).await?, text(&ctx, &built_sql).await?);
             // A memory table's rows may be reordered above a subquery: with 'any', other rows may
             // win ties.
             let may_differ = order == "any" && plain.contains("SELECT");
             check(
-                found == wanted || may_differ,
-                format!("{partitions}, {order}, {plain}:\n{found}\nbut built\n{wanted}"),
+                actual == expected || may_differ,
+                format!("{partitions}, {order}, {plain}:\n{actual}\nbut built\n{expected}"),
             )?;
         }
-        let found = format!(
+        let stored_sql = format!(
             "SELECT query_id, base_twice / 2 AS id, rank {}, base_vector => 'place', query_vector => 'v') ORDER BY 1, 3",
             of("seen")
         );
-        let wanted = format!(
+        let built_sql = format!(
             "SELECT query_id, base_id AS id, rank {}, {arguments}) ORDER BY 1, 3",
             of("(SELECT id, v FROM items WHERE price > 0 ORDER BY id)")
         );
-        check(text(&ctx, &found).await? == text(&ctx, &wanted).await?, "a view")?;
+        check(text(&ctx, &stored_sql).await? == text(&ctx, &built_sql).await?, "a view")?;
         // Reordered or repeated rows, or other vectors, are not those of the index.
         for base in [
             "(SELECT id, v FROM stored ORDER BY price, id)",
@@ -268,12 +269,12 @@ pub async fn residence() -> Result<(), Failed> {
         pool.reserved() == 0,
         format!("{} bytes for an index that is not used", pool.reserved()),
     )?;
-    let wanted = text(&ctx, CALL).await?;
+    let expected = text(&ctx, CALL).await?;
     let held = pool.reserved();
     check(held > 20_000 * 40 * 12, format!("only {held} bytes are counted"))?;
     let shown = text(&ctx, &format!("EXPLAIN ANALYZE {CALL}")).await?;
     check(shown.contains("(resident)"), format!("it is loaded again:\n{shown}"))?;
-    check(text(&ctx, CALL).await? == wanted, "another answer")?;
+    check(text(&ctx, CALL).await? == expected, "another answer")?;
     check(pool.reserved() == held, format!("{held} bytes, then {}", pool.reserved()))?;
     // More memory than is free beside the index.
     let large = format!(
@@ -286,7 +287,7 @@ pub async fn residence() -> Result<(), Failed> {
     check(pool.reserved() < held, "nothing was given up")?;
     let shown = text(&ctx, &format!("EXPLAIN ANALYZE {CALL}")).await?;
     check(shown.contains("(loaded)"), format!("it was given up, but\n{shown}"))?;
-    check(text(&ctx, CALL).await? == wanted, "another answer after it was given up")?;
+    check(text(&ctx, CALL).await? == expected, "another answer after it was given up")?;
     execute(&ctx, "DROP TABLE stored").await?;
     check(pool.reserved() == 0, format!("{} bytes for a table that is gone", pool.reserved()))
 }
@@ -336,8 +337,8 @@ pub async fn table_by_table() -> Result<(), Failed> {
     let shown = text(&small, &format!("EXPLAIN ANALYZE {CALL}")).await?;
     check(shown.contains("(table by table)"), format!("there is memory for all:\n{shown}"))?;
     for sql in statements {
-        let (found, wanted) = (text(&small, &sql).await?, text(&ctx, &sql).await?);
-        check(found == wanted, format!("{sql}:\n{found}\nbut with all tables\n{wanted}"))?;
+        let (actual, expected) = (text(&small, &sql).await?, text(&ctx, &sql).await?);
+        check(actual == expected, format!("{sql}:\n{actual}\nbut with all tables\n{expected}"))?;
     }
     let all = format!(
         "{sums}(queries => (SELECT id, b FROM scored WHERE id < 9), base => scored, k => 3, vector => 'b')"
@@ -460,19 +461,19 @@ pub async fn recall() -> Result<(), Failed> {
     execute(&ctx, &format!("CREATE TABLE items AS SELECT * FROM {rows}")).await?;
     index(&ctx, "stored", "items", &folder, "'lsh.recall' '0.97'").await?;
     for some in ["", "WHERE price = 1"] {
-        for wanted in [0.5, 0.9] {
+        for recall_target in [0.5, 0.9] {
             let sql = format!(
                 "SELECT 1000 * count(l.rank) / count(*) AS found FROM knn_exact(base => (SELECT * FROM items {some}), k => 5) e \
-                 LEFT JOIN knn_lsh(base => (SELECT * FROM stored {some}), k => 5, recall => {wanted}) l ON e.query_id = l.query_id AND e.base_id = l.base_id"
+                 LEFT JOIN knn_lsh(base => (SELECT * FROM stored {some}), k => 5, recall => {recall_target}) l ON e.query_id = l.query_id AND e.base_id = l.base_id"
             );
-            let found = text(&ctx, &sql).await?;
-            let found = found
+            let shown = text(&ctx, &sql).await?;
+            let permille = shown
                 .lines()
                 .nth(3)
                 .and_then(|line| line.trim_matches(['|', ' ']).parse::<f64>().ok());
             check(
-                found.is_some_and(|found| found >= 1000.0 * wanted - 20.0),
-                format!("{some} {wanted}: {found:?}"),
+                permille.is_some_and(|share| share >= 1000.0 * recall_target - 20.0),
+                format!("{some} {recall_target}: {permille:?}"),
             )?;
         }
     }

@@ -57,9 +57,9 @@ pub async fn dictionaries() -> Result<(), Failed> {
         ),
         ("SELECT count(DISTINCT c) FROM (SELECT kmeans(v, 3) OVER () AS c FROM t)", "3"),
     ];
-    for (sql, wanted) in cases {
-        let found = rows(&ctx, sql).await?;
-        check(found == wanted, format!("{sql}: found {found}, wanted {wanted}"))?;
+    for (sql, expected) in cases {
+        let actual = rows(&ctx, sql).await?;
+        check(actual == expected, format!("{sql}: found {actual}, wanted {expected}"))?;
     }
     Ok(())
 }
@@ -89,15 +89,15 @@ pub async fn dictionaries_with_small_keys() -> Result<(), Failed> {
     let ctx = SessionContext::new_with_config(SessionConfig::new().with_target_partitions(1));
     register_all(&ctx)?;
     ctx.register_table("coded", Arc::new(coded()?))?;
-    for (base, wanted) in [("coded", 300), ("(SELECT * FROM coded LIMIT 290)", 290)] {
+    for (base, count) in [("coded", 300), ("(SELECT * FROM coded LIMIT 290)", 290)] {
         let sql = format!(
             "SELECT base_id, base_code, base_item FROM knn_exact(\
              queries => (SELECT v FROM coded LIMIT 1), base => {base}, k => 300)"
         );
-        let found = rows(&ctx, &sql).await?;
-        let wanted = (0..wanted).map(|id| format!("{id} code {id} {{code: code {id}}}"));
-        let wanted = wanted.collect::<Vec<_>>().join(", ");
-        check(found == wanted, format!("{base}: found {found}"))?;
+        let actual = rows(&ctx, &sql).await?;
+        let expected = (0..count).map(|id| format!("{id} code {id} {{code: code {id}}}"));
+        let expected = expected.collect::<Vec<_>>().join(", ");
+        check(actual == expected, format!("{base}: found {actual}"))?;
     }
     Ok(())
 }
@@ -142,15 +142,16 @@ pub async fn a_planner_of_their_own() -> Result<(), Failed> {
     register_functions(&ctx);
     register_functions(&ctx);
     ctx.register_table("t", Arc::new(encoded()?))?;
-    let found = rows(&ctx, "SELECT base_id FROM knn_exact(t, k => 1) WHERE query_id = 0").await?;
-    check(found == "3", found)
+    let base_ids =
+        rows(&ctx, "SELECT base_id FROM knn_exact(t, k => 1) WHERE query_id = 0").await?;
+    check(base_ids == "3", base_ids)
 }
 
-/// An extension planner that records that it was called.
-struct Asked;
+/// An extension planner that fails when it is called.
+struct FailingPlanner;
 
 #[async_trait]
-impl ExtensionPlanner for Asked {
+impl ExtensionPlanner for FailingPlanner {
     async fn plan_extension(
         &self,
         _planner: &dyn PhysicalPlanner,
@@ -166,7 +167,7 @@ impl ExtensionPlanner for Asked {
 
 pub async fn installing_twice_keeps_all_planners() -> Result<(), Failed> {
     let builder = SessionStateBuilder::new().with_default_features();
-    let builder = install(install(builder, vec![Arc::new(Asked)]), vec![]);
+    let builder = install(install(builder, vec![Arc::new(FailingPlanner)]), vec![]);
     let ctx = SessionContext::new_with_state(builder.build());
     ctx.register_table("t", Arc::new(encoded()?))?;
     let error = text(&ctx, "SELECT * FROM knn_exact(t, k => 1)").await.expect_err("asked");
@@ -183,6 +184,6 @@ pub async fn paths_need_url_tables() -> Result<(), Failed> {
     check(error.contains("not found"), error)?;
     let ctx = SessionContext::new_with_config(config()).enable_url_table();
     register_all(&ctx)?;
-    let found = rows(&ctx, call).await?;
-    check(found == "1797", found)
+    let counted = rows(&ctx, call).await?;
+    check(counted == "1797", counted)
 }

@@ -62,7 +62,7 @@ async fn queries_twenty_times_the_pool() -> Result<(), Failed> {
         "SELECT count(*) AS n, sum(query_id * base_id % 1009) AS pairs, sum(CAST(distance * 1024 AS BIGINT)) AS far, \
          max(rank) AS last FROM knn_exact(queries => '{queries}', base => '{base}', k => 10)"
     );
-    let mut wanted = None;
+    let mut expected = None;
     for (pool, batch_rows) in [(usize::MAX, 131_072), (2 << 20, 131_072), (2 << 20, 500)] {
         for batch_size in [8192, 500] {
             let pool = Arc::new(GreedyMemoryPool::new(pool));
@@ -71,9 +71,12 @@ async fn queries_twenty_times_the_pool() -> Result<(), Failed> {
             let ctx = SessionContext::new_with_config_rt(config, runtime).enable_url_table();
             register_all(&ctx)?;
             ctx.sql(&format!("SET neighbors.batch_rows = {batch_rows}")).await?.collect().await?;
-            let found = text(&ctx, &sql).await?;
-            let wanted = wanted.get_or_insert_with(|| found.clone());
-            check(found.contains("600000") && found == *wanted, format!("{found} {wanted}"))?;
+            let actual = text(&ctx, &sql).await?;
+            let expected = expected.get_or_insert_with(|| actual.clone());
+            check(
+                actual.contains("600000") && actual == *expected,
+                format!("{actual} {expected}"),
+            )?;
         }
     }
     Ok(())
@@ -88,7 +91,7 @@ async fn slices_of_lists() -> Result<(), Failed> {
     let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(lists));
     let item = Arc::new(Field::new_list_field(DataType::Int32, true));
     let id: ArrayRef = Arc::new(Int64Array::from_iter_values(0..rows as i64));
-    let mut wanted = None;
+    let mut expected = None;
     for to in [
         DataType::FixedSizeList(item.clone(), dim as i32),
         DataType::List(item.clone()),
@@ -102,9 +105,12 @@ async fn slices_of_lists() -> Result<(), Failed> {
         ctx.sql("SET neighbors.batch_rows = 64").await?.collect().await?;
         let sql = "SELECT sum(query_id * base_id % 1009), sum(CAST(distance * 1024 AS BIGINT)), count(*) \
                    FROM knn_exact(q, (SELECT * FROM q WHERE id % 100 = 7), 3)";
-        let found = text(&ctx, sql).await?;
-        let wanted = wanted.get_or_insert_with(|| found.clone());
-        check(found == *wanted && found.contains("60000"), format!("{to}: {found} {wanted}"))?;
+        let actual = text(&ctx, sql).await?;
+        let expected = expected.get_or_insert_with(|| actual.clone());
+        check(
+            actual == *expected && actual.contains("60000"),
+            format!("{to}: {actual} {expected}"),
+        )?;
     }
     Ok(())
 }
@@ -128,8 +134,8 @@ async fn long_texts() -> Result<(), Failed> {
     ctx.sql("SET datafusion.execution.batch_size = 8192").await?.collect().await?;
     texts(&ctx, "q", 160, 1)?;
     texts(&ctx, "b", 2, 16 << 20)?;
-    let found = ctx.sql("SELECT base_text FROM knn_exact(q, b, 1)").await?;
-    let mut batches = found.execute_stream().await?;
+    let frame = ctx.sql("SELECT base_text FROM knn_exact(q, b, 1)").await?;
+    let mut batches = frame.execute_stream().await?;
     let (mut rows, mut bytes) = (0, 0);
     while let Some(batch) = batches.next().await.transpose()? {
         let text = batch.column(0).as_string::<i32>();
@@ -141,8 +147,9 @@ async fn long_texts() -> Result<(), Failed> {
     check((rows, bytes) == (160, 160 << 24), format!("{rows} rows, {bytes} bytes"))?;
     // Short texts come in full batches.
     texts(&ctx, "short", 1000, 8)?;
-    let found = ctx.sql("SELECT base_text FROM knn_exact(q, short, 50)").await?.collect().await?;
-    let rows: Vec<_> = found.iter().map(RecordBatch::num_rows).collect();
+    let short_batches =
+        ctx.sql("SELECT base_text FROM knn_exact(q, short, 50)").await?.collect().await?;
+    let rows: Vec<_> = short_batches.iter().map(RecordBatch::num_rows).collect();
     check(rows == [8000], format!("batches of {rows:?}"))
 }
 
@@ -184,11 +191,11 @@ async fn limits() -> Result<(), Failed> {
         let sql = format!("SELECT query_id, base_id, rank, distance FROM {call}");
         let (all, _) = searched(&ctx, &sql).await?;
         for (skip, fetch) in [(0_usize, 1), (0, 12), (7, 5), (3, 700)] {
-            let (found, queries) =
+            let (limited, queries) =
                 searched(&ctx, &format!("{sql} LIMIT {fetch} OFFSET {skip}")).await?;
-            let wanted = &all[skip..skip + fetch];
-            let same = found == *wanted;
-            check(same, format!("{call} LIMIT {fetch} OFFSET {skip}: {found:?} {wanted:?}"))?;
+            let expected = &all[skip..skip + fetch];
+            let same = limited == *expected;
+            check(same, format!("{call} LIMIT {fetch} OFFSET {skip}: {limited:?} {expected:?}"))?;
             let needed = (skip + fetch).div_ceil(k);
             let exact = queries == needed || nulls && queries >= needed && queries < needed + 64;
             check(exact, format!("{call} LIMIT {fetch} OFFSET {skip}: {queries} of {needed}"))?;
@@ -235,8 +242,8 @@ async fn filters() -> Result<(), Failed> {
         let whole = format!(
             "SELECT {columns} FROM (SELECT * FROM {call} LIMIT 1000000) WHERE {condition} ORDER BY 1, 3"
         );
-        let (found, wanted) = (text(&ctx, &sql).await?, text(&ctx, &whole).await?);
-        check(found == wanted, format!("{call} WHERE {condition}: {found} {wanted}"))?;
+        let (actual, expected) = (text(&ctx, &sql).await?, text(&ctx, &whole).await?);
+        check(actual == expected, format!("{call} WHERE {condition}: {actual} {expected}"))?;
         let shown = text(&ctx, &format!("EXPLAIN {sql}")).await?;
         check(shown.contains(&format!("KnnExec: k={k},")), format!("{condition}: {shown}"))?;
         let (_, searched) = searched(&ctx, &sql).await?;
@@ -311,28 +318,28 @@ async fn filters_on_group_keys() -> Result<(), Failed> {
                 "SELECT id, part, other, x, {call} OVER (PARTITION BY {keys}) AS label FROM {rows}"
             );
             let sql = format!("SELECT id, part, label FROM ({whole}) WHERE {condition} ORDER BY 1");
-            let found = filtered(&ctx, &sql).await?;
-            let is_right = found == (below, above);
-            check(is_right, format!("{call}, {keys}, {condition}: {found:?}"))?;
+            let filters = filtered(&ctx, &sql).await?;
+            let is_right = filters == (below, above);
+            check(is_right, format!("{call}, {keys}, {condition}: {filters:?}"))?;
             if condition.contains("random") || keys == "x" {
                 continue;
             }
             // Nothing is pushed below a limit.
-            let kept = format!(
+            let limited = format!(
                 "SELECT id, part, label FROM ({whole} LIMIT 100000) WHERE {condition} ORDER BY 1"
             );
-            let (found, wanted) = (text(&ctx, &sql).await?, text(&ctx, &kept).await?);
-            check(found == wanted, format!("{call}, {keys}, {condition}: {found} {wanted}"))?;
+            let (actual, expected) = (text(&ctx, &sql).await?, text(&ctx, &limited).await?);
+            check(actual == expected, format!("{call}, {keys}, {condition}: {actual} {expected}"))?;
         }
     }
     // A condition on a key of both functions is pushed below both.
     let both = "SELECT id, part, kmeans(v, 2, 1) OVER (PARTITION BY part) AS a, dbscan(v, 1, 3) OVER (PARTITION BY part, other) AS b";
     let sql = format!("SELECT id, a, b FROM ({both} FROM {rows}) WHERE part = 3 ORDER BY 1");
-    let found = filtered(&ctx, &sql).await?;
-    check(found == (true, false), format!("both forms: {found:?}"))?;
+    let filters = filtered(&ctx, &sql).await?;
+    check(filters == (true, false), format!("both forms: {filters:?}"))?;
     let table_call = "SELECT * FROM kmeans(b, k => 3) WHERE random() < 0.5";
-    let found = filtered(&ctx, table_call).await?;
-    check(found == (false, true), format!("a table function: {found:?}"))
+    let filters = filtered(&ctx, table_call).await?;
+    check(filters == (false, true), format!("a table function: {filters:?}"))
 }
 
 async fn statistics() -> Result<(), Failed> {
@@ -350,11 +357,11 @@ async fn statistics() -> Result<(), Failed> {
         let plan = ctx.sql(&format!("SELECT * FROM {call}")).await?;
         let plan = plan.create_physical_plan().await?;
         let exec = operator(&plan, name).ok_or("not in the plan")?;
-        let found = StatisticsContext::new().compute(exec.as_ref(), &StatisticsArgs::new())?;
-        let columns = (found.column_statistics.len(), exec.schema().fields().len());
+        let computed = StatisticsContext::new().compute(exec.as_ref(), &StatisticsArgs::new())?;
+        let columns = (computed.column_statistics.len(), exec.schema().fields().len());
         check(columns.0 == columns.1, format!("{call}: {columns:?}"))?;
-        let right = found.num_rows == Precision::Inexact(rows);
-        check(right, format!("{call}: {:?}, not {rows}", found.num_rows))?;
+        let right = computed.num_rows == Precision::Inexact(rows);
+        check(right, format!("{call}: {:?}, not {rows}", computed.num_rows))?;
     }
     Ok(())
 }
