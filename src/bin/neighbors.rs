@@ -80,13 +80,15 @@ fn main() -> ExitCode {
 }
 
 /// The allocator: jemalloc with huge pages, which it keeps for a while. Reading vectors allocates
-/// large buffers for a short time, and each new page of 4 KiB costs one or two microseconds.
+/// large buffers for a short time, and each new page of 4 KiB costs one or two microseconds. Threads
+/// share two arenas, so that they use each other's freed pages: with four arenas a core, a self-join
+/// of 200,000 × 2 takes 10% more memory and 5% more time.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod allocator {
     #[global_allocator]
     static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-    const OPTIONS: &[u8] = b"thp:always,metadata_thp:auto,dirty_decay_ms:10000\0";
+    const OPTIONS: &[u8] = b"narenas:2,thp:always,metadata_thp:auto,dirty_decay_ms:10000\0";
 
     /// Options that jemalloc reads when the program starts, before `_RJEM_MALLOC_CONF` of the
     /// environment.
