@@ -31,15 +31,6 @@ const TOGETHER: usize = 1 << 17;
 const FEW: usize = 1 << 20;
 const FEW_BESIDE_A_GPU: usize = 1 << 28;
 
-/// The number of rows that rounds of k-means may leave undecided: of 1,000,000 × 128 and 1,024
-/// centroids 3,200.
-const LIKELY_UNDECIDED: usize = 1 << 11;
-
-/// Whether undecided rows of k-means on a GPU are likely to be searched there.
-pub fn is_likely_searched(k: usize, dim: usize) -> bool {
-    LIKELY_UNDECIDED * k * dim >= FEW_BESIDE_A_GPU
-}
-
 /// The nearest centroid of each row, ties going to the lower number.
 #[derive(Debug)]
 pub struct NearestCentroids {
