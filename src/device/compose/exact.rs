@@ -252,7 +252,12 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
             job.check()?;
             let (mut sorted, mut buffer, mut open) = (Vec::new(), Vec::new(), Vec::new());
             let lists = rows.chunks_exact_mut(listed).zip(distances.chunks_exact_mut(listed));
-            for (query, (rows, distances)) in (task * TASK..).zip(lists) {
+            let mut lists = (task * TASK..).zip(lists).peekable();
+            while let Some((query, (rows, distances))) = lists.next() {
+                // While this list is reranked, the rows of the next one come from memory.
+                if let Some((_, (next, _))) = lists.peek() {
+                    pairs.prefetch(next);
+                }
                 let count = rows.iter().rposition(|row| *row != NO_ROW).map_or(0, |last| last + 1);
                 pairs.compute(query, &rows[..count], &mut distances[..count], &mut buffer);
                 sort(&mut rows[..count], &mut distances[..count], &mut sorted);
@@ -392,11 +397,10 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
                 job.check()?;
                 let end = self.base().len().min(first as usize + ROWS_TOGETHER);
                 let mut rows: Vec<u32> = (first..end as u32).collect();
-                let (mut distances, mut sorted) = (vec![0.0; rows.len()], Vec::new());
+                let mut distances = vec![0.0; rows.len()];
                 pairs.compute(query, &rows, &mut distances, &mut Vec::new());
-                sort(&mut rows, &mut distances, &mut sorted);
-                sorted.truncate(k);
-                Ok(sorted)
+                sort(&mut rows, &mut distances, &mut Vec::new());
+                Ok(distances.into_iter().zip(rows).take(k).collect::<Vec<_>>())
             });
             let mut nearest = parts.into_iter().collect::<Result<Vec<_>>>()?.concat();
             nearest.sort_unstable_by(in_order);
@@ -423,13 +427,14 @@ fn in_order(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
     a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
 }
 
-/// Sorts a list; afterwards `sorted` has a sorted copy.
+/// Sorts a list, in the memory of `sorted`.
 fn sort(rows: &mut [u32], distances: &mut [f64], sorted: &mut Vec<(f64, u32)>) {
-    sorted.clear();
-    sorted.extend(distances.iter().copied().zip(rows.iter().copied()));
-    if sorted.is_sorted_by(|a, b| in_order(a, b).is_le()) {
+    let list = distances.iter().copied().zip(rows.iter().copied());
+    if list.clone().is_sorted_by(|a, b| in_order(a, b).is_le()) {
         return;
     }
+    sorted.clear();
+    sorted.extend(list);
     // Insertion sort: lists that a device has sorted are nearly in order.
     let mut moves = MOVES * sorted.len();
     for next in 1..sorted.len() {

@@ -60,6 +60,21 @@ impl<'a> ExactPairs<'a> {
         }
     }
 
+    /// Prefetches the first base rows of a list; rows that do not exist have no effect.
+    pub fn prefetch(&self, rows: &[u32]) {
+        match self.base.matrix().kind() {
+            ElementKind::F32 => self.prefetch_as::<f32>(rows),
+            ElementKind::F64 => self.prefetch_as::<f64>(rows),
+            ElementKind::Bits | ElementKind::Sets => {}
+        }
+    }
+
+    fn prefetch_as<T: Real>(&self, rows: &[u32]) {
+        let exist = |row: &&u32| (**row as usize) < self.base.len();
+        let first = rows.iter().take(BESIDE).take_while(exist);
+        first.for_each(|row| prefetch(vector::<T>(self.base, *row as usize).values));
+    }
+
     fn discrete(&self, query: usize, row: usize) -> f64 {
         if let (Some((from, first)), Some((to, start))) = (self.queries.sets(), self.base.sets()) {
             return from.distance(first + query, to, start + row);
