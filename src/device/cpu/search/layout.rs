@@ -348,8 +348,8 @@ mod tests {
                     let layout = Layout::new(&base, spec, forms, &job).unwrap();
                     let mut lists = vec![TopK::new(k, metric); queries];
                     traversal::run(&layout, &base.slice(0..queries), &call, &mut lists).unwrap();
-                    for (list, expected) in lists.into_iter().zip(&expected) {
-                        let list = list.into_sorted().into_iter();
+                    for (list, expected) in lists.iter_mut().zip(&expected) {
+                        let list = list.take_sorted().into_iter();
                         let list: Vec<_> = list.map(|one| (one.distance, one.row)).collect();
                         assert_eq!(&list, expected, "k {k}, {level:?}");
                     }

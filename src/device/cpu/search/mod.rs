@@ -265,9 +265,13 @@ fn tighten<T: SimdReal>(
     });
 }
 
+/// Lists per task of a concatenation, and lists whose memory is prefetched ahead.
+const LISTS_TOGETHER: usize = 256;
+const LISTS_AHEAD: usize = 8;
+
 /// Concatenates lists: of equal length or, with `of_all`, padded to that many neighbours.
 fn unzip<T: SimdReal>(
-    lists: Vec<TopK<T>>,
+    mut lists: Vec<TopK<T>>,
     of_all: Option<usize>,
     job: &Job,
 ) -> Result<(usize, Vec<u32>, Vec<T>)> {
@@ -276,15 +280,23 @@ fn unzip<T: SimdReal>(
     let count = lists.len() * per_query;
     let (mut rows, mut distances) = (vec![NO_ROW; count], vec![T::INFINITY; count]);
     let of_query = per_query.max(1);
-    let into = rows.par_chunks_mut(of_query).zip(distances.par_chunks_mut(of_query));
-    lists.into_par_iter().zip(into).try_for_each(|(list, (rows, distances))| {
+    let some = LISTS_TOGETHER * of_query;
+    let into = rows.par_chunks_mut(some).zip(distances.par_chunks_mut(some));
+    lists.par_chunks_mut(LISTS_TOGETHER).zip(into).try_for_each(|(lists, (rows, distances))| {
         job.check()?;
-        let sorted = list.into_sorted();
-        let is_full =
-            if of_all.is_some() { sorted.len() <= per_query } else { sorted.len() == per_query };
-        assert!(is_full, "every query was offered the same number of rows");
-        for (neighbor, (row, distance)) in sorted.into_iter().zip(rows.iter_mut().zip(distances)) {
-            (*row, *distance) = (neighbor.row, neighbor.distance);
+        let into = rows.chunks_mut(of_query).zip(distances.chunks_mut(of_query));
+        for (i, (rows, distances)) in (0..lists.len()).zip(into) {
+            // Searches fill lists in an order of their own, so that these lie scattered in memory.
+            lists.get(i + LISTS_AHEAD).into_iter().for_each(TopK::prefetch);
+            let sorted = lists[i].take_sorted();
+            let is_full = match of_all {
+                Some(_) => sorted.len() <= per_query,
+                None => sorted.len() == per_query,
+            };
+            assert!(is_full, "every query was offered the same number of rows");
+            for (neighbor, to) in sorted.into_iter().zip(rows.iter_mut().zip(distances)) {
+                (*to.0, *to.1) = (neighbor.row, neighbor.distance);
+            }
         }
         Ok::<_, Error>(())
     })?;

@@ -1,6 +1,7 @@
 //! Sinks of the pairs that a search compares, and the top-k list, which keeps the k nearest.
 
 use crate::device::contract::{Enough, NO_ROW};
+use crate::device::cpu::simd::ordered_sums::prefetch;
 use crate::matrix::Real;
 use crate::metric::Metric;
 
@@ -199,14 +200,18 @@ impl<T: Real> TopK<T> {
         }
     }
 
+    /// Prefetches the neighbours of a short list.
+    pub fn prefetch(&self) {
+        prefetch(&self.entries[..self.entries.len().min(FEW)]);
+    }
+
     /// The k smallest, ascending.
-    pub fn into_sorted(mut self) -> Vec<Neighbor<T>> {
-        if self.k <= FEW {
-            return self.entries;
+    pub fn take_sorted(&mut self) -> Vec<Neighbor<T>> {
+        if self.k > FEW {
+            self.cut();
+            self.entries.sort_unstable_by_key(Neighbor::key);
         }
-        self.cut();
-        self.entries.sort_unstable_by_key(Neighbor::key);
-        self.entries
+        std::mem::take(&mut self.entries)
     }
 }
 

@@ -167,7 +167,7 @@ mod tests {
         let queries = &values[..count * dim];
         boxes.suits(queries, &sinks, &call).unwrap();
         boxes.search(queries, &mut sinks, &call).unwrap();
-        for (query, sink) in sinks.into_iter().enumerate() {
+        for (query, sink) in sinks.iter_mut().enumerate() {
             let of = |row: usize| &values[row * dim..][..dim];
             let others = (0..rows.len()).filter(|row| !is_self_join || *row != query);
             let mut expected: Vec<(T, u32)> = others
@@ -175,7 +175,7 @@ mod tests {
                 .collect();
             expected.sort_by_key(|(distance, row)| distance.key(*row));
             expected.truncate(k);
-            let neighbors = sink.into_sorted().into_iter();
+            let neighbors = sink.take_sorted().into_iter();
             let neighbors: Vec<(T, u32)> =
                 neighbors.map(|Neighbor { distance, row }| (distance, row)).collect();
             assert!(
