@@ -1,6 +1,6 @@
-// The LSH keys of rows of numbers, in batches of BATCH functions, which are hyperplanes if IS_SIGNS, of rows of
-// numbers that are aligned to 16 bytes if IS_ALIGNED: one program for each, since a kernel for all takes longer to
-// compile than all others of this family together.
+// The LSH keys of rows of numbers, in batches of BATCH functions, which are hyperplanes if IS_SIGNS; rows are aligned
+// to 16 bytes if IS_ALIGNED. One program for each, since a kernel for all takes longer to compile than all others of
+// this family together.
 //
 // A hash value is a dot product in f64, summed in the order of the dimensions with fused multiply-adds. It is
 // first summed in f32 with an error bound; only if the bound admits two integers is the f64 sum computed. A

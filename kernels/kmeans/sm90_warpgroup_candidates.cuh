@@ -42,7 +42,9 @@ struct FindCandidates {
             if (lines[line] > limits[HALF]) continue;
 #pragma unroll
             for (u32 column = 0; column < 8; ++column) {
-                if (bits_of<HALF>(sums, line, column) <= limits[HALF]) passes[line / 4] |= 1u << (line % 4 * 8 + column);
+                if (bits_of<HALF>(sums, line, column) <= limits[HALF]) {
+                    passes[line / 4] |= 1u << (line % 4 * 8 + column);
+                }
             }
         }
 #pragma unroll

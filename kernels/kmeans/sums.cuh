@@ -8,7 +8,9 @@ struct Steps {
 };
 
 // The weight of a row, by its original number.
-__device__ __forceinline__ double weight_of(const Sums& sums, u32 number) { return WEIGHTED ? sums.weights[number] : 1.0; }
+__device__ __forceinline__ double weight_of(const Sums& sums, u32 number) {
+    return WEIGHTED ? sums.weights[number] : 1.0;
+}
 
 // A row's term in a sum: an element times the row's weight, or the weight itself. Rounds are given up if the
 // product is not rounded to 53 bits.

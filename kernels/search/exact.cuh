@@ -140,7 +140,8 @@ __device__ __forceinline__ void rank_list(EntryOf<double>* work, const Entry* li
 // power of two that is at least `per_list`.
 extern "C" __global__ __launch_bounds__(256) void rank_by_warp(
     const Entry* __restrict__ entries, const Entry* __restrict__ worst, u32* __restrict__ rows,
-    double* __restrict__ distances, float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep, u32 room) {
+    double* __restrict__ distances, float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep,
+    u32 room) {
     const u32 warp = threadIdx.x / 32;
     const u32 query = first + blockIdx.x * (blockDim.x / 32) + warp;
     if (query >= end) return;
@@ -151,7 +152,8 @@ extern "C" __global__ __launch_bounds__(256) void rank_by_warp(
 // Ranks queries from `first` on, one block per query. Shared memory: as many entries as for a warp.
 extern "C" __global__ __launch_bounds__(256) void rank_by_block(
     const Entry* __restrict__ entries, const Entry* __restrict__ worst, u32* __restrict__ rows,
-    double* __restrict__ distances, float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep, u32 room) {
+    double* __restrict__ distances, float* __restrict__ last, u32 first, u32 end, u32 per_list, u32 slots, u32 keep,
+    u32 room) {
     const u32 query = first + blockIdx.x;
     rank_list<Block>((EntryOf<double>*)shared, entries + (u64)query * slots, worst[query], query, per_list,
                      keep, rows, distances, last);

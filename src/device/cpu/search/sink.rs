@@ -62,8 +62,9 @@ pub(super) struct TopK<T> {
     metric: Metric,
     enough: Option<EnoughLimits<T>>,
     entries: Vec<Neighbor<T>>,
-    /// The k-th smallest neighbour as last known, or the last that matters; and the largest sum that it may have.
+    /// The k-th smallest neighbour as last known, or the last that matters.
     worst: Neighbor<T>,
+    /// An upper bound on the sum of `worst`.
     threshold: T,
 }
 

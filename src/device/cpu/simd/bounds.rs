@@ -111,7 +111,7 @@ const BITS: [[u8; 8]; 256] = {
 #[target_feature(enable = "avx2,popcnt")]
 fn within_avx2(bounds: StoredBounds<'_>, most: u16, positions: &mut Vec<u32>) {
     const PART: usize = 8;
-    // Numbers are written a register at a time.
+    // Positions are written a register at a time.
     positions.reserve(bounds.noted.len() * TOGETHER + PART);
     let (to, mut count) = (positions.as_mut_ptr(), 0);
     let most = _mm256_set1_epi16(most as i16);
@@ -124,9 +124,9 @@ fn within_avx2(bounds: StoredBounds<'_>, most: u16, positions: &mut Vec<u32>) {
         for part in (_mm256_movemask_epi8(all) as u32).to_le_bytes() {
             let bits = i64::from_le_bytes(BITS[usize::from(part)]);
             let near = _mm256_add_epi32(first, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits)));
-            // SAFETY: `positions` has no elements, and room for as many as there are bounds and a register of eight more. No
-            // more have been counted than were looked at, so that eight from `count` on are in the room, which nothing
-            // else touches while `to` is used; the store needs no alignment.
+            // SAFETY: `positions` has no elements, and room for as many as there are bounds and a register of eight
+            // more. No more have been counted than were looked at, so that eight from `count` on are in the room, which
+            // nothing else touches while `to` is used; the store needs no alignment.
             unsafe { _mm256_storeu_si256(to.add(count).cast(), near) };
             count += part.count_ones() as usize;
             first = _mm256_add_epi32(first, _mm256_set1_epi32(PART as i32));
@@ -140,7 +140,7 @@ fn within_avx2(bounds: StoredBounds<'_>, most: u16, positions: &mut Vec<u32>) {
 #[target_feature(enable = "avx512f,avx512bw,popcnt")]
 fn within_avx512(bounds: StoredBounds<'_>, most: u16, positions: &mut Vec<u32>) {
     const HALF: usize = TOGETHER / 2;
-    // Numbers are written a register at a time.
+    // Positions are written a register at a time.
     positions.reserve(bounds.noted.len() * TOGETHER + HALF);
     let (to, mut count) = (positions.as_mut_ptr(), 0);
     let most = _mm512_set1_epi16(most as i16);
@@ -153,9 +153,9 @@ fn within_avx512(bounds: StoredBounds<'_>, most: u16, positions: &mut Vec<u32>) 
         let all = _mm512_cmple_epu16_mask(_mm512_subs_epu16(noted, moved), most);
         for half in [all as u16, (all >> HALF) as u16] {
             let near = _mm512_maskz_compress_epi32(half, numbers);
-            // SAFETY: `positions` has no elements, and room for as many as there are bounds and a register of sixteen more.
-            // No more have been counted than were looked at, so that sixteen from `count` on are in the room, which
-            // nothing else touches while `to` is used; the store needs no alignment.
+            // SAFETY: `positions` has no elements, and room for as many as there are bounds and a register of sixteen
+            // more. No more have been counted than were looked at, so that sixteen from `count` on are in the room,
+            // which nothing else touches while `to` is used; the store needs no alignment.
             unsafe { _mm512_storeu_si512(to.add(count).cast(), near) };
             count += half.count_ones() as usize;
             numbers = _mm512_add_epi32(numbers, _mm512_set1_epi32(HALF as i32));

@@ -35,10 +35,10 @@ fn prefetch_ahead(groups: &[Group], ahead: usize) {
     }
 }
 
-/// A sweep with AVX-512 of so many queries at a time, given how a register of sums takes so many more words of base rows
-/// and a query. Loops fill arrays of registers: the closure of an `array::map`, which has no target features itself,
-/// is not always inlined, and its registers then go through memory (10,000 queries in 200,000 × 128, dev profile: 2.1 to
-/// 0.6 s).
+/// A sweep with AVX-512 of so many queries at a time, given how a register of sums takes so many more words of base
+/// rows and a query. Loops fill arrays of registers: the closure of an `array::map`, which has no target features
+/// itself, is not always inlined, and its registers then go through memory (10,000 queries in 200,000 × 128, dev
+/// profile: 2.1 to 0.6 s).
 macro_rules! sweep_512 {
     ($name:ident, $features:literal, $words:expr, |$sum:ident, $base:ident, $query:ident| $step:expr) => {
         #[target_feature(enable = $features)]

@@ -249,14 +249,14 @@ impl TableBuffers {
 const BATCHES: [usize; 4] = [8, 12, 16, 20];
 
 /// The batch for up to `FEW_PRODUCTS` rows × functions × dimensions: its program is compiled while
-/// rows are read, which takes 1 s, while nobody knows yet how many functions a table has. On an
+/// rows are read, which takes 1 s, before it is known how many functions a table has. On an
 /// H200, 1.5 · 10¹¹ products of 15 functions a table took 46 ms in batches of 16, 64 in those of 8.
 const BATCH_OF_FEW: usize = 16;
 const FEW_PRODUCTS: f64 = (1u64 << 38) as f64;
 
 impl HashingSpec {
-    /// The kernels for `rows` rows of `dim` dimensions, and for `tables` tables of `functions` hash
-    /// functions each.
+    /// The parameters for `rows` rows of `dim` dimensions, and for `tables` tables of `functions`
+    /// hash functions each.
     pub(super) fn new(
         kind: ElementKind,
         family: Family,
