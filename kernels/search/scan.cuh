@@ -2,7 +2,8 @@
 // query's threshold are offered to the sink.
 //
 // A sink consumes these pairs. It has `threshold(query)`, `offer(pass, query, row, distance)`,
-// and `offer_dense`, for passes in which every pair is a candidate.
+// and `offer_dense`, for passes in which every pair is a candidate; or, where it `KEEPS_LEAST`,
+// `threshold` and `keep_least`.
 
 #include "common/copy.cuh"
 #include "search/lists.cuh"

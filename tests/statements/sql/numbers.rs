@@ -69,6 +69,11 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/kmeans.md",
+        file: "src/device/cuda/kmeans/swizzled_tiles.rs",
+        numbers: &[("faster on 9.0, up to {} dimensions", "const LONGEST: usize = ")],
+    },
+    Shared {
+        page: "sql/kmeans.md",
         file: "src/device/cuda/kmeans/seeding/launch.rs",
         numbers: &[("With more than {} dimensions tensor cores", "const MOST_PAIRED: usize = ")],
     },
@@ -176,6 +181,7 @@ const SHARED: &[Shared] = &[
             ("It has at most {} queries", "const MOST_QUERIES: usize = "),
             ("(as many as have {} of neighbours)", "const MOST_BYTES: usize = "),
             ("and fewer, down to {}, if", "const FEWEST_QUERIES: usize = "),
+            ("(as many as have {} neighbours)", "const MOST_NEIGHBORS: usize = "),
         ],
     },
     Shared {

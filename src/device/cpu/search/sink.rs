@@ -29,8 +29,8 @@ impl<T: Real> Neighbor<T> {
     }
 }
 
-/// Consumes the pairs of one query. A search offers it every pair whose sum is within its threshold once, in
-/// any order.
+/// The consumer of one query's pairs. A search offers it every pair whose sum is within its threshold once, in
+/// any order, from one thread at a time. It changes nothing but itself.
 pub(super) trait Sink<T>: Send + Sync {
     /// The threshold: no pair with a larger sum matters.
     fn threshold(&self) -> T;

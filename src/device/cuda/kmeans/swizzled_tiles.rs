@@ -78,9 +78,10 @@ mod tests {
         assert_eq!(SwizzledTiles::of(11), shape(2, 9, 2));
         assert_eq!(SwizzledTiles::of(128), shape(9, 9, 2));
         assert_eq!(SwizzledTiles::of(384), shape(25, 7, 1));
-        assert_eq!(SwizzledTiles::of(634), shape(40, 4, 1));
-        assert_eq!(SwizzledTiles::of(635), None);
-        for dim in 1..635 {
+        const LONGEST: usize = 634;
+        assert_eq!(SwizzledTiles::of(LONGEST), shape(40, 4, 1));
+        assert_eq!(SwizzledTiles::of(LONGEST + 1), None);
+        for dim in 1..=LONGEST {
             let swizzled = SwizzledTiles::of(dim).unwrap();
             assert!(swizzled.shared() <= 227 << 10, "{dim}: {swizzled:?}");
         }
