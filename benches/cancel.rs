@@ -1,4 +1,4 @@
-//! How long work goes on after it is cancelled, for every kind of work, on any device.
+//! The time for which cancelled work goes on, for every kind of work, on any device.
 //!
 //! ```text
 //! cargo bench --profile dev --bench cancel -- --device cuda

@@ -52,11 +52,11 @@ MODULES = {
     "search_lists.cu": (
         OF_SEARCH,
         ["lengthen_lists", "find_short", "clear_lists", "merge_by_warp", "merge_by_block", "merge_in_place",
-         "search_again", "gather", "among", "measure_lists", "rank_by_warp", "rank_by_block", "unpack"],
+         "search_again", "gather", "distances_of", "measure_lists", "rank_by_warp", "rank_by_block", "unpack"],
     ),
     "search_buckets.cu": (
         OF_SEARCH,
-        ["nearest_in_buckets", "find_own_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists",
+        ["nearest_in_buckets", "find_home_buckets", "join_buckets", "join_for_8", "join_for_16", "take_lists",
          "add_visits", "add_up_lists", "close_gaps"],
     ),
     # What surrounds the filter of a search.
@@ -94,8 +94,8 @@ MODULES = {
         ["keys", "groups_of", "count_digits", "add_up", "move_keys", "fill_tiles", "bound_tiles", "round_tiles",
          "bound_nodes"],
     ),
-    "dbscan_count.cu": (OF_DBSCAN, ["count_own", "count_others", "list_others", "count_near"]),
-    "dbscan_link.cu": (OF_DBSCAN, ["alone", "link_own", "link_tiles", "flatten", "know"]),
+    "dbscan_count.cu": (OF_DBSCAN, ["count_within_tiles", "count_others", "list_others", "count_near"]),
+    "dbscan_link.cu": (OF_DBSCAN, ["alone", "link_within_tiles", "link_tiles", "flatten", "know"]),
     "dbscan_attach.cu": (OF_DBSCAN, ["attach", "finish"]),
     "seeding.cu": (
         [("F32", ["SQEUCLIDEAN", "COSINE"], [1, 8, 16, 17, 128, 1000]),
@@ -110,7 +110,7 @@ MODULES = {
     ),
     "kmeans_tiles.cu": (
         OF_KMEANS,
-        ["list_rows", "round_rows", "measure_rows", "round_centroids", "assign_tiles", "take_found",
+        ["list_rows", "round_rows", "measure_rows", "round_centroids", "assign_tiles", "take_certain",
          "find_candidates", "compare_candidates", "name_nearest", "settle"],
     ),
     "kmeans_batched.cu": (

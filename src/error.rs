@@ -53,10 +53,10 @@ pub enum Error {
         rows: u64,
     },
     /// The requested device is not available on this machine.
-    #[error("no device '{asked}': {reason}; this machine has {available}")]
+    #[error("no device '{requested}': {reason}; this machine has {available}")]
     NoDevice {
         /// The name as the user wrote it.
-        asked: String,
+        requested: String,
         /// The reason why it is not available.
         reason: String,
         /// The available devices.
@@ -155,7 +155,7 @@ pub enum RowProblem {
     /// The vector's length differs from that of the vectors before it.
     Dim {
         /// Its length.
-        found: usize,
+        actual: usize,
         /// The length of the vectors before it.
         expected: usize,
     },
@@ -164,7 +164,7 @@ pub enum RowProblem {
     /// A set with too many elements.
     TooManyTokens {
         /// Number of elements of the set.
-        found: usize,
+        tokens: usize,
         /// Largest number of elements.
         most: usize,
     },
@@ -179,12 +179,12 @@ impl fmt::Display for RowProblem {
         match self {
             Self::NullElement { at } => write!(f, "element {at} is NULL"),
             Self::NotFinite { at, value } => write!(f, "element {at} is {value}"),
-            Self::Dim { found, expected } => {
-                write!(f, "dim mismatch: it has {found}, the others {expected}")
+            Self::Dim { actual, expected } => {
+                write!(f, "dim mismatch: it has {actual}, the others {expected}")
             }
             Self::Empty => write!(f, "the vector has no elements"),
-            Self::TooManyTokens { found, most } => {
-                write!(f, "a set of {found} elements; there may be {most}")
+            Self::TooManyTokens { tokens, most } => {
+                write!(f, "a set of {tokens} elements; there may be {most}")
             }
             Self::ZeroVector => f.write_str(
                 "a zero vector has no cosine distance; such rows are set aside by \

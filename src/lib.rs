@@ -124,6 +124,7 @@ pub mod plan {
     };
     pub use crate::sql::{
         DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode, LshArguments,
+        VectorInput,
     };
 }
 

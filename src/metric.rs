@@ -264,7 +264,7 @@ impl Metric {
     /// An upper bound on the sum of any pair within `distance`: a device compares sums with it
     /// before it computes a distance. It may be a few ulp too large, never too small.
     #[inline]
-    pub fn reach<T: Real>(self, distance: T) -> T {
+    pub fn largest_sum<T: Real>(self, distance: T) -> T {
         let few = T::EPSILON * T::from_f64(4.0);
         match self {
             Self::L2 => distance * distance * (T::ONE + few) + T::MIN_POSITIVE,

@@ -24,7 +24,7 @@ __device__ __forceinline__ void weigh_near(
 
 // Compares the rows of each tile with each other, and marks those that are core by these alone. A warp takes
 // one tile at a time.
-extern "C" __global__ __launch_bounds__(64) void count_own(const __grid_constant__ Dbscan all) {
+extern "C" __global__ __launch_bounds__(64) void count_within_tiles(const __grid_constant__ Dbscan all) {
     __shared__ Query queries[2];
     Query& query = queries[threadIdx.x / 32];
     const Stage stage(all);

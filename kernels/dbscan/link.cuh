@@ -13,7 +13,7 @@ extern "C" __global__ __launch_bounds__(256) void alone(const __grid_constant__ 
 
 // Joins the core rows of each tile, and replaces `near` of a core row by its set within the tile. A warp per
 // tile.
-extern "C" __global__ __launch_bounds__(128) void link_own(const __grid_constant__ Dbscan all) {
+extern "C" __global__ __launch_bounds__(128) void link_within_tiles(const __grid_constant__ Dbscan all) {
     const u32 tile = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (tile >= all.tile_count) return;
     const u64 core = all.core[tile];

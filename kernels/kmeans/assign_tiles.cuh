@@ -152,7 +152,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
 
 // Assigns every row whose cluster the warpgroups' sums make certain, and lists the uncertain rows. A thread
 // per row to compare.
-extern "C" __global__ __launch_bounds__(256) void take_found(Rounds rounds, Fp16Buffers buffers, u32 is_last) {
+extern "C" __global__ __launch_bounds__(256) void take_certain(Rounds rounds, Fp16Buffers buffers, u32 is_last) {
     if (!BY_WARPGROUPS || (rounds.status->end != GOING_ON && !is_last)) return;
     const Compared compared(rounds);
     if (blockIdx.x * blockDim.x >= compared.count) return;

@@ -101,7 +101,7 @@ __device__ __forceinline__ u32 table_of(const u32* __restrict__ starts, u32 tabl
 
 // The bucket of each row in each table, as a range of the table's rows, which is empty for a row that is
 // alone in its bucket. The buckets of table t begin at buckets[first_bucket[t]], ascending.
-extern "C" __global__ void find_own_buckets(const u32* __restrict__ rows,
+extern "C" __global__ void find_home_buckets(const u32* __restrict__ rows,
                                             const u32* __restrict__ buckets,
                                             const u64* __restrict__ first_bucket,
                                             uint2* __restrict__ home_buckets, u32 table_rows, u32 tables) {

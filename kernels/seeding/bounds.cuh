@@ -189,7 +189,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT) void compare_bou
     const BlockRows block = rows_of_block(seeding);
     pay(seeding, block);
     const u32 first_row = block.first, end = block.end;
-    const Chosen chosen = chosen_last(seeding);
+    const LastChoice chosen = chosen_last(seeding);
     for (u32 start = first_row + warp * 32; start < end; start += SEED_THREADS) {
         const u32 row = min(start + lane, end - 1);
         const Cost before = cost_before(seeding, chosen, row);

@@ -153,7 +153,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS) void begin(Seeding seeding
 
 // Lowers costs as the next comparison would. Any grid.
 extern "C" __global__ __launch_bounds__(SEED_THREADS) void take_best(Seeding seeding) {
-    const Chosen chosen = chosen_last(seeding);
+    const LastChoice chosen = chosen_last(seeding);
     for (u32 row = blockIdx.x * SEED_THREADS + threadIdx.x; row < seeding.count;
          row += gridDim.x * SEED_THREADS) {
         seeding.costs[row] = cost_now(seeding, chosen, row, cost_before(seeding, chosen, row));

@@ -22,7 +22,7 @@ extern "C" __global__ __launch_bounds__(SEED_THREADS, RESIDENT_PAIRS) void compa
     __syncthreads();
     const BlockRows block = rows_of_block(seeding);
     pay(seeding, block);
-    const Chosen chosen = chosen_last(seeding);
+    const LastChoice chosen = chosen_last(seeding);
     if constexpr (DIM <= MOST_PAIRED) {
         for (u32 row = block.first + threadIdx.x; row < block.end; row += SEED_THREADS) {
             Scalar values[DIM];

@@ -179,12 +179,12 @@ __device__ __forceinline__ void finish(const Seeding& seeding, const PartialGain
 }
 
 // The candidate that was chosen last.
-struct Chosen {
+struct LastChoice {
     u32 best;
     bool is_first;  // whether there is none yet
 };
 
-__device__ __forceinline__ Chosen chosen_last(const Seeding& seeding) {
+__device__ __forceinline__ LastChoice chosen_last(const Seeding& seeding) {
     return {seeding.state->best, seeding.state->chosen == 0};
 }
 
@@ -194,12 +194,12 @@ struct Cost {
     u32 lowered;
 };
 
-__device__ __forceinline__ Cost cost_before(const Seeding& seeding, const Chosen& chosen, u32 row) {
+__device__ __forceinline__ Cost cost_before(const Seeding& seeding, const LastChoice& chosen, u32 row) {
     return {seeding.costs[row], chosen.is_first ? 0 : seeding.lowered[row]};
 }
 
 // The cost of a row after the last choice.
-__device__ __forceinline__ Real cost_now(const Seeding& seeding, const Chosen& chosen, u32 row, const Cost& before) {
+__device__ __forceinline__ Real cost_now(const Seeding& seeding, const LastChoice& chosen, u32 row, const Cost& before) {
     const bool is_lowered = before.lowered >> chosen.best & 1;
     return is_lowered ? seeding.distances[(u64)chosen.best * seeding.count + row] : before.cost;
 }

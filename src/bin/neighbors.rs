@@ -40,7 +40,7 @@ struct Cli {
     /// Files of statements to run
     #[arg(short, long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// How results are printed
+    /// The form in which results are printed
     #[arg(long, value_enum, default_value_t)]
     output_format: Format,
     #[command(subcommand)]

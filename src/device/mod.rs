@@ -187,7 +187,7 @@ impl AnyDevice {
         #[cfg(not(feature = "cuda"))]
         let reason = "this build has no CUDA support (feature \"cuda\")".to_string();
         let available = devices().into_iter().map(|d| d.name).collect::<Vec<_>>().join(", ");
-        Err(Error::NoDevice { asked: format!("cuda:{ordinal}"), reason, available })
+        Err(Error::NoDevice { requested: format!("cuda:{ordinal}"), reason, available })
     }
 
     /// This device, once with each search strategy that it would not always choose, and their

@@ -238,7 +238,7 @@ impl KMeans {
         Self { tolerance, ..self }
     }
 
-    /// How the first centroids are chosen.
+    /// The choice of the first centroids.
     pub fn init(self, init: Init) -> Self {
         Self { init, ..self }
     }

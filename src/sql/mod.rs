@@ -31,6 +31,7 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_planner::ExtensionPlanner;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
+pub use call::VectorInput;
 pub use dbscan::{DbscanArguments, DbscanExt, DbscanNode};
 pub use kmeans::{KMeansArguments, KMeansExt, KMeansNode};
 pub use knn::{KnnExt, KnnNode, LshArguments};

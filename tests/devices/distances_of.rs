@@ -76,7 +76,8 @@ fn refused(device: &AnyDevice) -> Result<(), Failed> {
     for (starts, candidates) in [(vec![0, 1], vec![10]), (vec![0, 0, 1], vec![1])] {
         let candidates = Candidates::new(&starts, &candidates);
         let one = rows.slice(0..1);
-        let task = Among { queries: &one, base: &rows, metric: Metric::L2, candidates, job: &job };
+        let task =
+            DistancesOf { queries: &one, base: &rows, metric: Metric::L2, candidates, job: &job };
         match device.run(task) {
             Err(Error::InvalidArgument(_)) => {}
             other => return Err(format!("{starts:?}: {other:?}").into()),
@@ -85,7 +86,8 @@ fn refused(device: &AnyDevice) -> Result<(), Failed> {
     job.cancel().cancel();
     let candidates = Candidates::new(&[0, 1], &[1]);
     let one = rows.slice(0..1);
-    let task = Among { queries: &one, base: &rows, metric: Metric::L2, candidates, job: &job };
+    let task =
+        DistancesOf { queries: &one, base: &rows, metric: Metric::L2, candidates, job: &job };
     match device.run(task) {
         Err(Error::Cancelled) => Ok(()),
         other => Err(format!("expected a cancellation, found {other:?}").into()),
@@ -122,7 +124,7 @@ fn compare(
     rows: &[u32],
 ) -> Result<(), Failed> {
     let (candidates, job) = (Candidates::new(starts, rows), Job::default());
-    let distances = device.run(Among { queries, base, metric, candidates, job: &job })?;
+    let distances = device.run(DistancesOf { queries, base, metric, candidates, job: &job })?;
     let pairs = candidates.pairs_from(0);
     let expected: Vec<f64> =
         pairs.map(|(q, row)| oracle_of_pair(queries, base, metric, q, row as usize)).collect();
@@ -138,7 +140,7 @@ fn compare(
     Ok(())
 }
 
-struct Among<'a> {
+struct DistancesOf<'a> {
     queries: &'a Rows,
     base: &'a Rows,
     metric: Metric,
@@ -146,7 +148,7 @@ struct Among<'a> {
     job: &'a Job,
 }
 
-impl OnDevice for Among<'_> {
+impl OnDevice for DistancesOf<'_> {
     type Output = datafusion_neighbors::Result<Distances>;
 
     fn run<D: Device>(self, device: &Arc<D>) -> Self::Output {

@@ -10,7 +10,7 @@ use datafusion_neighbors::internals::algo::knn::{
 };
 use datafusion_neighbors::internals::device::{AnyDevice, Distances, QueryInput, QueryRows};
 use datafusion_neighbors::internals::index::lsh::{
-    Family, HashSignature, Hasher, Planes, Prober, SlotRounding, TableFunctions,
+    BucketSizes, Family, HashSignature, Hasher, Planes, Prober, SlotRounding, TableFunctions,
 };
 use datafusion_neighbors::internals::job::{Budget, Job};
 use datafusion_neighbors::internals::matrix::ElementKind;
@@ -276,7 +276,7 @@ fn check_against(
         return Err(format!("{}: other neighbours", what()).into());
     }
     let sizes = expected.sizes;
-    let counted = (index.buckets, index.largest, result.lsh.visited);
+    let counted = (index.sizes.buckets, index.sizes.largest, result.lsh.visited);
     if params.scoring.is_none() && counted != sizes {
         let what = what();
         return Err(format!("{what}: buckets, largest, visited {counted:?}, not {sizes:?}").into());
@@ -724,7 +724,7 @@ fn stored_ties(device: &AnyDevice, metric: Metric, family: Family) -> Result<(),
         kind: ElementKind::F32,
         centre: Vec::new(),
         planes: Vec::new(),
-        sizes: (0, 0),
+        sizes: BucketSizes::default(),
     });
     let load = |first: usize, count: usize| -> Result<LoadedTables, Error> {
         let built = builder.build(first..first + count, &job)?.tables;

@@ -73,8 +73,8 @@ impl<T: Real> ProblemInput<'_, T> {
         let bytes = self.rows.len() * per_row + self.params.k * per_centroid;
         let _reserved = job.reserve("random first centroids", bytes)?;
         let mut left = match self.weights {
-            None => Left::Equal((0..self.rows.len() as u32).collect()),
-            Some(weights) => Left::Weighted(Weighted::new(weights)),
+            None => Undrawn::Equal((0..self.rows.len() as u32).collect()),
+            Some(weights) => Undrawn::Weighted(Weighted::new(weights)),
         };
         let size = self.params.k * self.dim;
         let mut chosen: Vec<T> = Vec::with_capacity(size);
@@ -148,12 +148,12 @@ impl<T: Real> ProblemInput<'_, T> {
 }
 
 /// The rows that have not been drawn.
-enum Left<'a> {
+enum Undrawn<'a> {
     Equal(Vec<u32>),
     Weighted(Weighted<'a>),
 }
 
-impl Left<'_> {
+impl Undrawn<'_> {
     fn draw(&mut self, random: &mut Random) -> usize {
         match self {
             Self::Equal(left) => {

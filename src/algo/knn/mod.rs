@@ -43,7 +43,7 @@ pub enum Method<'a> {
         params: &'a LshParams,
         /// Queries for which free parameters are tuned.
         queries: Rows,
-        /// Whether the queries are rows of the base.
+        /// The relation of the queries to the base.
         query_rows: QueryRows,
         /// Training rows of the planes; `None` for a sample of the base.
         training: Option<Rows>,

@@ -3,6 +3,7 @@
 use super::lsh::params::LshParams;
 use crate::device::{Device, ExactSearch, Neighbors, QueryRows};
 use crate::error::Result;
+use crate::index::lsh::BucketSizes;
 use crate::job::Job;
 use crate::rows::Rows;
 
@@ -34,10 +35,8 @@ pub struct Index {
     /// Recall and share of candidates in the base, as measured with a sample; `None` if nothing was
     /// tuned.
     pub expected: Option<(f64, f64)>,
-    /// Number of non-empty buckets.
-    pub buckets: usize,
-    /// Rows in the largest bucket.
-    pub largest: usize,
+    /// The sizes of the buckets of all tables.
+    pub sizes: BucketSizes,
 }
 
 /// A base ready to be searched, on any device.

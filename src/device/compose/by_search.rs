@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{ClusterMeans, HeldQueries, Means, StreamedSearch};
+use super::{ClusterMeans, Means, ResidentQueries, StreamedSearch};
 use crate::device::contract::{
     Assigned, Assigner, Assignment, KMeansDevice, KMeansInput, KMeansProblem, KMeansSession,
     Labels, Moved, QueryRows, RoundsRun, StopReason, Work, centroid_shift, stop_reason,
@@ -32,7 +32,7 @@ const WORTH_BOUNDS: usize = 1 << 20;
 pub struct BySearch<'a, D: KMeansDevice, T> {
     search: CentroidSearch<D>,
     /// The rows of a single problem, on a device with its own memory.
-    held: Option<HeldQueries<D>>,
+    held: Option<ResidentQueries<D>>,
     problems: Vec<SearchedProblem<'a, T>>,
 }
 
@@ -93,7 +93,7 @@ impl<'a, D: Device, T: Real> BySearch<'a, D, T> {
             about_zero: None,
         });
         let search = CentroidSearch { device: device.clone(), metric, work: Mutex::default() };
-        let held = holds.then(HeldQueries::new);
+        let held = holds.then(ResidentQueries::new);
         Self { search, held, problems: problems.collect() }
     }
 
@@ -246,7 +246,7 @@ impl<D: Device> CentroidSearch<D> {
         &self,
         rows: &Rows,
         assigner: Option<&mut Box<dyn Assigner>>,
-        held: Option<&mut HeldQueries<D>>,
+        held: Option<&mut ResidentQueries<D>>,
         centroids: Rows,
         before: Option<Vec<u32>>,
         job: &Job,
@@ -323,7 +323,7 @@ impl<T: Real> SearchedProblem<'_, T> {
     fn assign<D: Device>(
         &mut self,
         search: &CentroidSearch<D>,
-        held: Option<&mut HeldQueries<D>>,
+        held: Option<&mut ResidentQueries<D>>,
         job: &Job,
     ) -> Result<Option<Vec<Moved>>> {
         let is_worth_it = self.operations() >= WORTH_BOUNDS;
@@ -347,7 +347,7 @@ impl<T: Real> SearchedProblem<'_, T> {
     fn run<D: Device>(
         &mut self,
         search: &CentroidSearch<D>,
-        mut held: Option<&mut HeldQueries<D>>,
+        mut held: Option<&mut ResidentQueries<D>>,
         limit: usize,
         job: &Job,
     ) -> Result<RoundsRun> {

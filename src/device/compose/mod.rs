@@ -20,4 +20,4 @@ pub use means::{ClusterMeans, Means};
 pub use nearest_centroids::NearestCentroids;
 #[cfg(feature = "cuda")]
 pub use on_host::{KMeansOnHost, components_on_host, host_session, plus_plus_on_host, sums_of};
-pub use search::{HeldQueries, StreamedSearch};
+pub use search::{ResidentQueries, StreamedSearch};

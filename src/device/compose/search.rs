@@ -35,12 +35,12 @@ pub struct StreamedSearch<D: SearchDevice> {
 const SMALLEST_PIECE: usize = 128;
 
 /// The queries of several searches, kept on the device between them while it has memory.
-pub struct HeldQueries<D: SearchDevice> {
+pub struct ResidentQueries<D: SearchDevice> {
     /// Consecutive blocks, each with its end position; `None` after the device ran out of memory.
     blocks: Option<Vec<(usize, D::Rows)>>,
 }
 
-impl<D: SearchDevice> HeldQueries<D> {
+impl<D: SearchDevice> ResidentQueries<D> {
     /// No blocks yet.
     pub fn new() -> Self {
         Self { blocks: Some(Vec::new()) }
@@ -149,7 +149,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     pub fn search_held(
         &self,
         queries: &Rows,
-        held: Option<&mut HeldQueries<D>>,
+        held: Option<&mut ResidentQueries<D>>,
         query_rows: QueryRows,
         near: Option<&[u32]>,
         job: &Job,
@@ -241,7 +241,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_call(
         &self,
         queries: &Rows,
-        held: Option<&mut HeldQueries<D>>,
+        held: Option<&mut ResidentQueries<D>>,
         call: SearchCall<'_>,
         job: &Job,
     ) -> Result<Neighbors> {
@@ -262,7 +262,7 @@ impl<D: SearchDevice> StreamedSearch<D> {
     fn search_blocks(
         &self,
         queries: &Rows,
-        mut held: Option<&mut HeldQueries<D>>,
+        mut held: Option<&mut ResidentQueries<D>>,
         SearchCall { query_rows, near, k, enough }: SearchCall<'_>,
         neighbors: &mut Neighbors,
         job: &Job,
@@ -498,7 +498,7 @@ mod tests {
         for (left, blocks) in [(usize::MAX, 4), (1, 13), (0, 13)] {
             let (left, sent) = (AtomicUsize::new(left), AtomicUsize::new(0));
             let device = Arc::new(Little { cpu: CpuDevice::new(), queries: 256, left, sent });
-            let mut held = HeldQueries::new();
+            let mut held = ResidentQueries::new();
             for base in &bases {
                 let of_cpu = StreamedSearch::open(
                     Arc::new(CpuDevice::new()),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Distances;
 use crate::error::Result;
-use crate::index::lsh::{Family, HashSignature, Hasher, TableFunctions};
+use crate::index::lsh::{BucketSizes, Family, HashSignature, Hasher, TableFunctions};
 use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -102,8 +102,8 @@ pub struct Hashes<'a> {
 pub struct TablesBuilt<T> {
     /// The tables.
     pub tables: T,
-    /// The number of non-empty buckets in all tables, and of rows in the largest.
-    pub sizes: (usize, usize),
+    /// The sizes of the buckets of all tables.
+    pub sizes: BucketSizes,
 }
 
 /// The rows of a hash table.
@@ -125,7 +125,7 @@ pub struct Buckets<'a> {
     /// The buckets of each query.
     pub probe_set: ProbeSet<'a>,
     /// The base row that each query is, if queries are base rows.
-    pub own: Option<SelfRows<'a>>,
+    pub self_rows: Option<SelfRows<'a>>,
     /// A bit for each base row, set if it is not selected; `None` if all are selected.
     pub left_out: Option<&'a [u64]>,
 }

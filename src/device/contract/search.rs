@@ -234,7 +234,7 @@ impl<'a> Candidates<'a> {
 pub struct QueryInput<'a> {
     /// The queries.
     pub rows: &'a Rows,
-    /// Whether they are rows of the base.
+    /// Their relation to the base.
     pub query_rows: QueryRows,
 }
 
@@ -281,7 +281,7 @@ impl QueryRows {
 pub struct Pairing<'a> {
     /// Number of the first base row; the others follow consecutively.
     pub first_base: u32,
-    /// Whether the queries are rows of the base.
+    /// The relation of the queries to the base.
     pub queries: QueryRows,
     /// For each query, the number of a base row that is probably near. Its distance is an upper
     /// bound that a device may use to prune; the result is the same.

@@ -165,7 +165,7 @@ impl<'a> ExactPairs<'a> {
         }
     }
 
-    /// Whether sums run one to a lane: sums of squares, if rows are long enough.
+    /// The instructions of sums that run one to a lane: sums of squares, if rows are long enough.
     fn in_lanes(&self) -> Option<WideSimd> {
         let suits = self.metric.sum() != Sum::Absolute && self.metric != Metric::InnerProduct;
         let is_long = self.base.matrix().dim() >= LEAST_DIM;

@@ -58,11 +58,11 @@ impl Device for CpuDevice {
 
     fn info(&self) -> DeviceInfo {
         let threads = rayon::current_num_threads();
-        let simd = format!("{:?}", pulp::Arch::new());
-        let simd = match simd.split('(').next() {
-            Some("V4") => "AVX-512",
-            Some("V3") => "AVX2",
-            Some("Neon") => "NEON",
+        let simd = match self.level.name() {
+            "vnni" => "AVX-512 VNNI",
+            "avx512" => "AVX-512",
+            "avx2" => "AVX2",
+            "neon" => "NEON",
             _ => "no SIMD",
         };
         let plural = if threads == 1 { "" } else { "s" };

@@ -65,7 +65,13 @@ impl<F: ClusterFamily> ClusterExec<F> {
             (Some(plan), Some(vector)) => {
                 Some((F::input_columns("init", vector, plan.schema().fields())?, plan))
             }
-            _ => None,
+            (None, None) => None,
+            _ => {
+                return plan_err!(
+                    "{} needs a relation of first centroids with an init_vector, or neither",
+                    F::OPERATOR
+                );
+            }
         };
         let fields = output_fields(&spec.output, &input_columns, input.schema().fields())?;
         if spec.omits_vectors && !spec.may_omit_vectors() {

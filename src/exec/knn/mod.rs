@@ -64,6 +64,7 @@ use crate::exec::operator::streams::expected_rows;
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::{VectorColumn, common_kind};
 use crate::exec::stored::{StoredIndex, stored_index_of, with_row_numbers};
+use crate::index::lsh::BucketSizes;
 
 /// The nearest base rows of every query, in one partition and in the order of the queries.
 ///
@@ -209,7 +210,7 @@ impl KnnExec {
     fn shown_method(&self) -> String {
         match (self.index.get(), &self.spec.lsh) {
             (Some(index), _) => {
-                let Index { params, expected, buckets, largest } = index;
+                let Index { params, expected, sizes: BucketSizes { buckets, largest } } = index;
                 let expected = expected.map_or_else(String::new, |(recall, share)| {
                     format!(", expected_recall={recall:.3}, expected_share={share:.5}")
                 });

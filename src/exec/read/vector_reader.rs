@@ -459,7 +459,7 @@ impl VectorReader {
                 return Err(self.bad(row, RowProblem::NullElement { at }));
             }
             if range.len() > MOST_TOKENS {
-                let problem = RowProblem::TooManyTokens { found: range.len(), most: MOST_TOKENS };
+                let problem = RowProblem::TooManyTokens { tokens: range.len(), most: MOST_TOKENS };
                 return Err(self.bad(row, problem));
             }
             let tokens = &tokens.values()[range];
@@ -477,7 +477,7 @@ impl VectorReader {
         if expected == dim || self.ends.is_some() {
             Ok(())
         } else {
-            Err(self.bad(row, RowProblem::Dim { found: dim, expected }))
+            Err(self.bad(row, RowProblem::Dim { actual: dim, expected }))
         }
     }
 

@@ -19,8 +19,8 @@ use crate::algo::knn::StoredTables;
 use crate::error::{Error, Result};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
-use crate::index::lsh::Table;
 use crate::index::lsh::file::{FOOTER, FileSection, HEADER, Summary, bad, summary_place};
+use crate::index::lsh::{BucketSizes, Table};
 
 /// Keys of summary entries other than parameters.
 pub(super) const ROWS: &str = "rows";
@@ -144,7 +144,8 @@ impl IndexFile {
         let numbers = numbers_of(&reader.read(numbers).await?, f64::from_le_bytes)?;
         let dim = summary.count(DIM)?;
         let (centre, planes) = StoredTables::split(&params, dim, numbers)?;
-        let sizes = (summary.count(BUCKETS)?, summary.count(LARGEST)?);
+        let (buckets, largest) = (summary.count(BUCKETS)?, summary.count(LARGEST)?);
+        let sizes = BucketSizes { buckets, largest };
         let tables = StoredTables { params, metric, dim, kind, centre, planes, sizes };
         tables.check()?;
         let tables = Arc::new(tables);

@@ -31,7 +31,7 @@ use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::index::lsh::file::{FileSection, Summary, header};
-use crate::index::lsh::{Planes, Table};
+use crate::index::lsh::{BucketSizes, Planes, Table};
 use crate::job::{Cancel, Job, Reserved};
 
 /// The minimum and maximum number of rows of a row group, and its approximate size in bytes.
@@ -239,20 +239,20 @@ impl IndexSink {
         let mut numbers = Vec::<u8>::with_capacity(bytes);
         numbers.extend(builder.centre().iter().flat_map(|x| x.to_le_bytes()));
         let (tables, together) = (builder.params.tables.unwrap_or(0), builder.together());
-        let (builder, mut sizes) = (Arc::new(builder), (0, 0));
+        let (builder, mut sizes) = (Arc::new(builder), BucketSizes::default());
         for first in (0..tables).step_by(together) {
             let (builder, job) = (builder.clone(), job.clone());
             let numbers_of = first..tables.min(first + together);
             let built = computing(move || Ok(builder.build(numbers_of, &job)?)).await?;
             for built in &built.tables {
-                sizes = (sizes.0 + built.sizes.0, built.sizes.1.max(sizes.1));
+                sizes = sizes + built.sizes;
                 numbers.extend(built.planes.iter().flat_map(|x| x.to_le_bytes()));
                 writer.section(built.table.to_bytes()).await?;
             }
         }
         debug_assert!(numbers.len() <= bytes, "{} of {bytes} bytes", numbers.len());
         writer.section(numbers).await?;
-        for (name, number) in [(BUCKETS, sizes.0), (LARGEST, sizes.1)] {
+        for (name, number) in [(BUCKETS, sizes.buckets), (LARGEST, sizes.largest)] {
             writer.summary.entries.push((name.to_string(), number.to_string()));
         }
         let summary = writer.summary.to_bytes();

@@ -12,7 +12,7 @@ use crate::metric::Metric;
 pub const MOST_PLANES: usize = 64;
 
 /// A test of whether a box of a table is near a row.
-pub struct Near {
+pub struct BoxesInRadius {
     /// The squared distance of the row to each plane.
     costs: Vec<f64>,
     /// The upper limit of their sum.
@@ -42,7 +42,7 @@ pub fn limit(radius: f64, size: f64, metric: Metric, kind: ElementKind, dim: usi
     (of_radius + of_values).powi(2)
 }
 
-impl Near {
+impl BoxesInRadius {
     /// A row with these values, at most [`MOST_PLANES`].
     pub fn new(values: &[f64], limit: f64) -> Self {
         // NaN, after an overflow, excludes no box.
@@ -56,7 +56,7 @@ impl Near {
 
     /// Whether the box whose sides differ in `flips` is within the limit. The sum is always taken
     /// in the order of the functions, so that a subset of crossed planes never has a larger sum.
-    pub fn reaches(&self, flips: u64) -> bool {
+    pub fn contains(&self, flips: u64) -> bool {
         let (mut left, mut sum) = (flips, 0.0);
         while left != 0 {
             let place = 63 - left.leading_zeros() as usize;
@@ -86,7 +86,7 @@ impl Near {
                     break;
                 }
                 let flips = flips | self.bit(*function);
-                if self.reaches(flips) {
+                if self.contains(flips) {
                     near.push(flips);
                 }
                 open.push((flips, sum, i + 1));
@@ -111,9 +111,9 @@ mod tests {
         for planes in 1..12 {
             let values: Vec<f64> = (0..planes).map(|_| random.normal()).collect();
             for radius in [0.0, 0.3, 1.0, 2.0, 100.0] {
-                let near = Near::new(&values, limit_of_f32(radius, 1.0));
+                let near = BoxesInRadius::new(&values, limit_of_f32(radius, 1.0));
                 let expected: Vec<u64> =
-                    (0..1 << planes).filter(|flips| near.reaches(*flips)).collect();
+                    (0..1 << planes).filter(|flips| near.contains(*flips)).collect();
                 let mut listed = near.flips(expected.len()).expect("all of them");
                 assert_eq!(listed[0], 0);
                 assert!(near.flips(expected.len() - 1).is_none());
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn values_that_overflowed_exclude_nothing() {
         let limit = limit_of_f32(1.0, f64::INFINITY);
-        let near = Near::new(&[f64::NAN, f64::INFINITY], limit);
+        let near = BoxesInRadius::new(&[f64::NAN, f64::INFINITY], limit);
         assert_eq!(near.flips(4).map(|flips| flips.len()), Some(4));
         assert!(near.flips(3).is_none());
     }

@@ -28,10 +28,10 @@ mod products;
 mod signature;
 mod table;
 
-pub use boxes::{MOST_PLANES, Near, limit};
+pub use boxes::{BoxesInRadius, MOST_PLANES, limit};
 pub use family::{Family, Planes, SlotRounding};
 pub use functions::TableFunctions;
 pub use hasher::Hasher;
 pub use probes::Prober;
 pub use signature::{HashSignature, SlotOutOfRange};
-pub use table::{HomeBuckets, Table};
+pub use table::{BucketSizes, HomeBuckets, Table};

@@ -1,6 +1,6 @@
 //! A hash table: the rows of a base by key.
 
-use std::ops::Range;
+use std::ops::{Add, Range};
 
 use super::file::bad;
 use crate::error::Result;
@@ -13,6 +13,24 @@ const TOGETHER: usize = 64;
 
 /// Sections of up to this number of keys are scanned, which is faster than binary search.
 const FEW: usize = 24;
+
+/// The sizes of the buckets of tables.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BucketSizes {
+    /// Number of non-empty buckets.
+    pub buckets: usize,
+    /// Number of rows in the largest.
+    pub largest: usize,
+}
+
+impl Add for BucketSizes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let largest = self.largest.max(other.largest);
+        Self { buckets: self.buckets + other.buckets, largest }
+    }
+}
 
 /// The home bucket of each row of a table. Memory: 5 bytes a row.
 #[derive(Default)]
@@ -186,10 +204,12 @@ impl Table {
         })
     }
 
-    /// The number of non-empty buckets, and of rows in the largest.
-    pub fn sizes(&self) -> (usize, usize) {
+    /// The sizes of its buckets.
+    pub fn sizes(&self) -> BucketSizes {
         let sizes = self.buckets().map(|(_, rows)| rows.len());
-        sizes.fold((0, 0), |(count, largest), size| (count + 1, largest.max(size)))
+        sizes.fold(BucketSizes::default(), |all, size| {
+            all + BucketSizes { buckets: 1, largest: size }
+        })
     }
 }
 
@@ -239,7 +259,7 @@ mod tests {
             let mut distinct = keys.clone();
             distinct.sort_unstable();
             distinct.dedup();
-            assert_eq!(table.sizes().0, distinct.len());
+            assert_eq!(table.sizes().buckets, distinct.len());
             let buckets: Vec<_> = table.buckets().collect();
             assert_eq!(buckets.iter().map(|(key, _)| *key).collect::<Vec<_>>(), distinct);
             let mut looked_up = Vec::new();

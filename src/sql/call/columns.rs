@@ -24,6 +24,15 @@ use datafusion::sql::sqlparser::tokenizer::Token;
 use super::vector_kind::{VectorKind, is_of_nulls};
 use crate::exec::{VectorColumn, vector_name, weight_name};
 
+/// A relation with vectors: an input of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct VectorInput {
+    /// The columns of its vectors.
+    pub vector: VectorColumn,
+    /// The relation.
+    pub plan: LogicalPlan,
+}
+
 /// A function that turns SQL into an expression over a schema.
 pub(in crate::sql) type Resolve<'a> = dyn FnMut(ast::Expr, &DFSchema) -> Result<Expr> + 'a;
 

@@ -9,6 +9,8 @@ mod signature;
 mod values;
 mod vector_kind;
 
+pub use columns::VectorInput;
+
 pub(super) use arguments::Arguments;
 pub(super) use columns::{
     ColumnArgument, ColumnResolver, Resolve, VectorUse, only_vector, resolve_in, resolve_with,

@@ -13,7 +13,8 @@ use datafusion::prelude::DataFrame;
 pub use self::arguments::{ArgumentSlot, ClusterArguments};
 pub use self::node::{ClusterCall, ClusterNode};
 use super::call::{
-    Arguments, ColumnArgument, ColumnResolver, Resolve, VectorKind, VectorUse, resolve_with,
+    Arguments, ColumnArgument, ColumnResolver, Resolve, VectorInput, VectorKind, VectorUse,
+    resolve_with,
 };
 use crate::exec::VectorColumn;
 
@@ -63,7 +64,8 @@ pub(super) fn label<F: ClusterCall>(
     groups: Vec<String>,
     values: F::CallArguments,
 ) -> Result<LogicalPlan> {
-    let node = ClusterNode::over(output, (vector, input), None, None, groups, values)?;
+    let input = VectorInput { vector, plan: input };
+    let node = ClusterNode::over(output, input, None, None, groups, values)?;
     Ok(LogicalPlan::Extension(Extension { node: Arc::new(node) }))
 }
 
@@ -87,12 +89,12 @@ fn build<F: ClusterCall>(
     let vector_kind = F::vector_kind(&values)?;
     let vector = columns.vector(requested.vector.as_ref(), vector_kind, VectorUse::Shared)?;
     let weight = requested.weight.as_ref().map(|weight| columns.weight(weight)).transpose()?;
-    let input = (vector, columns.into_plan()?);
+    let input = VectorInput { vector, plan: columns.into_plan()? };
     let init = match init {
         Some(plan) => Some(centroids(function, plan, requested.vector.as_ref(), resolve)?),
         None => None,
     };
-    let all = input.1.schema().fields().len();
+    let all = input.plan.schema().fields().len();
     let node = ClusterNode::over(output, input, init, weight, vec![], values)?;
     let plan = LogicalPlan::Extension(Extension { node: Arc::new(node) });
     let mut plan = LogicalPlanBuilder::from(plan);
@@ -112,7 +114,7 @@ fn centroids(
     plan: LogicalPlan,
     requested: Option<&ColumnArgument>,
     resolve: &mut Resolve<'_>,
-) -> Result<(VectorColumn, LogicalPlan)> {
+) -> Result<VectorInput> {
     let mut columns = ColumnResolver::try_new(function, "init", plan, resolve)?;
     let vector = match columns.vector(requested, VectorKind::Numbers, VectorUse::Taken) {
         Err(_) if requested.is_some() => {
@@ -120,5 +122,5 @@ fn centroids(
         }
         other => other?,
     };
-    Ok((vector, columns.into_plan()?))
+    Ok(VectorInput { vector, plan: columns.into_plan()? })
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow::datatypes::Schema;
-use datafusion::common::{DFSchema, DFSchemaRef, plan_datafusion_err, plan_err};
+use datafusion::common::{DFSchema, DFSchemaRef, DataFusionError, plan_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan, UserDefinedLogicalNodeCore};
 use datafusion::physical_plan::ExecutionPlan;
@@ -15,7 +15,7 @@ use crate::exec::{
     ClusterExec, ClusterFamily, ClusterSpec, InputColumns, VectorColumn, output_fields,
 };
 use crate::matrix::ElementKind;
-use crate::sql::call::VectorKind;
+use crate::sql::call::{VectorInput, VectorKind};
 use crate::sql::family::FamilyNode;
 use crate::sql::options::NeighborsOptions;
 
@@ -64,8 +64,8 @@ pub trait ClusterCall: ClusterFamily {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClusterNode<F: ClusterCall> {
     output: F,
-    input: (VectorColumn, LogicalPlan),
-    init: Option<(VectorColumn, LogicalPlan)>,
+    input: VectorInput,
+    init: Option<VectorInput>,
     weight: Option<String>,
     groups: Vec<String>,
     arguments: F::CallArguments,
@@ -75,16 +75,16 @@ pub struct ClusterNode<F: ClusterCall> {
 impl<F: ClusterCall> ClusterNode<F> {
     pub(in crate::sql) fn over(
         output: F,
-        input: (VectorColumn, LogicalPlan),
-        init: Option<(VectorColumn, LogicalPlan)>,
+        input: VectorInput,
+        init: Option<VectorInput>,
         weight: Option<String>,
         groups: Vec<String>,
         arguments: F::CallArguments,
     ) -> Result<Self> {
         let arguments = arguments.typed();
-        let fields = input.1.schema().fields();
-        let input_columns = F::input_columns("input", &input.0, fields)?;
-        if let Some((vector, plan)) = &init {
+        let fields = input.plan.schema().fields();
+        let input_columns = F::input_columns("input", &input.vector, fields)?;
+        if let Some(VectorInput { vector, plan }) = &init {
             F::input_columns("init", vector, plan.schema().fields())?;
         }
         if let Some(name) = &weight {
@@ -112,13 +112,13 @@ impl<F: ClusterCall> ClusterNode<F> {
         &self.output
     }
 
-    /// The vector columns, and the input.
-    pub fn input(&self) -> &(VectorColumn, LogicalPlan) {
+    /// The input.
+    pub fn input(&self) -> &VectorInput {
         &self.input
     }
 
-    /// The vector columns, and the relation of first centroids; `None` in DBSCAN.
-    pub fn init(&self) -> Option<&(VectorColumn, LogicalPlan)> {
+    /// The relation of first centroids; `None` in DBSCAN.
+    pub fn init(&self) -> Option<&VectorInput> {
         self.init.as_ref()
     }
 
@@ -144,9 +144,9 @@ impl<F: ClusterCall> ClusterNode<F> {
     pub fn spec(&self, options: &NeighborsOptions) -> Result<ClusterSpec<F>> {
         let (function, has_init) = (self.output.function(), self.init.is_some());
         let params = F::params(function, &self.arguments, has_init, options.seed)?;
-        let mut spec = ClusterSpec::new(params, self.output.clone(), self.input.0.clone());
+        let mut spec = ClusterSpec::new(params, self.output.clone(), self.input.vector.clone());
         (spec.weight, spec.groups) = (self.weight.clone(), self.groups.clone());
-        spec.init_vector = self.init.as_ref().map(|(vector, _)| vector.clone());
+        spec.init_vector = self.init.as_ref().map(|init| init.vector.clone());
         (spec.device, spec.device_memory) = (options.device, options.device_memory);
         Ok(spec)
     }
@@ -191,7 +191,7 @@ impl<F: ClusterCall> UserDefinedLogicalNodeCore for ClusterNode<F> {
     }
 
     fn inputs(&self) -> Vec<&LogicalPlan> {
-        [&self.input.1].into_iter().chain(self.init.iter().map(|(_, plan)| plan)).collect()
+        [&self.input].into_iter().chain(&self.init).map(|input| &input.plan).collect()
     }
 
     fn schema(&self) -> &DFSchemaRef {
@@ -209,8 +209,8 @@ impl<F: ClusterCall> UserDefinedLogicalNodeCore for ClusterNode<F> {
                 write!(f, ", {name}={expr}")?;
             }
         }
-        if let Some((vector, _)) = &self.init {
-            write!(f, ", init=[{}]", vector.names().join(", "))?;
+        if let Some(init) = &self.init {
+            write!(f, ", init=[{}]", init.vector.names().join(", "))?;
         }
         if let Some(weight) = &self.weight {
             write!(f, ", weight={weight}")?;
@@ -218,7 +218,7 @@ impl<F: ClusterCall> UserDefinedLogicalNodeCore for ClusterNode<F> {
         if self.output.is_window() {
             write!(f, ", groups=[{}]", self.groups.join(", "))?;
         }
-        write!(f, ", vector=[{}]", self.input.0.names().join(", "))
+        write!(f, ", vector=[{}]", self.input.vector.names().join(", "))
     }
 
     fn with_exprs_and_inputs(&self, exprs: Vec<Expr>, inputs: Vec<LogicalPlan>) -> Result<Self> {
@@ -229,25 +229,26 @@ impl<F: ClusterCall> UserDefinedLogicalNodeCore for ClusterNode<F> {
         for slot in arguments.slots() {
             *slot.expr = exprs.next().ok_or_else(lost)?;
         }
-        let mut next = |vector: &VectorColumn| {
-            inputs.next().map(|plan| (vector.clone(), plan)).ok_or_else(lost)
+        let mut next = |VectorInput { vector, .. }: &VectorInput| {
+            let plan = inputs.next().ok_or_else(lost)?;
+            Ok::<_, DataFusionError>(VectorInput { vector: vector.clone(), plan })
         };
-        let input = next(&self.input.0)?;
-        let init = self.init.as_ref().map(|(vector, _)| next(vector)).transpose()?;
+        let input = next(&self.input)?;
+        let init = self.init.as_ref().map(next).transpose()?;
         let (weight, groups) = (self.weight.clone(), self.groups.clone());
         Self::over(self.output.clone(), input, init, weight, groups, arguments)
     }
 
     fn necessary_children_exprs(&self, output: &[usize]) -> Option<Vec<Vec<usize>>> {
-        let fields = self.input.1.schema().fields();
-        let input_columns = InputColumns::try_new("input", &self.input.0, fields).ok()?;
+        let fields = self.input.plan.schema().fields();
+        let input_columns = InputColumns::try_new("input", &self.input.vector, fields).ok()?;
         let is_read = |i: &usize| {
             self.weight.iter().chain(&self.groups).any(|name| name == fields[*i].name())
         };
         let is_output = |i: &usize| self.output.has_rows() && output.contains(i);
         let is_needed = |i: &usize| input_columns.vector.contains(i) || is_read(i) || is_output(i);
         let mut all = vec![(0..fields.len()).filter(is_needed).collect()];
-        if let Some((vector, plan)) = &self.init {
+        if let Some(VectorInput { vector, plan }) = &self.init {
             let mut needed =
                 InputColumns::try_new("init", vector, plan.schema().fields()).ok()?.vector;
             needed.sort_unstable();

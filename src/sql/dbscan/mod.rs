@@ -11,7 +11,7 @@ pub use self::arguments::DbscanArguments;
 use self::arguments::NAME;
 use super::call::{
     Argument, ArgumentKind, CLUSTERED, CallSignature, Function, GROUPED, GroupFunction, Labelled,
-    VECTOR, VectorKind, WEIGHT, known_metric,
+    VECTOR, VectorInput, VectorKind, WEIGHT, known_metric,
 };
 use super::clustering::{self, ClusterCall, ClusterNode};
 use crate::algo::dbscan::DbscanParams;
@@ -72,14 +72,14 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
 }
 
 impl DbscanNode {
-    /// Clusters the rows of `input`, whose vectors are in the given columns. `weight` names a
+    /// Clusters the rows of `input`. `weight` names a
     /// column of numbers; `groups` has the columns of PARTITION BY for [`DbscanOutput::Window`].
     ///
     /// # Errors
     /// Columns that are missing or of a wrong type; invalid literals.
     pub fn try_new(
         output: DbscanOutput,
-        input: (VectorColumn, LogicalPlan),
+        input: VectorInput,
         weight: Option<String>,
         groups: Vec<String>,
         arguments: DbscanArguments,

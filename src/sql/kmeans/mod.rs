@@ -10,11 +10,11 @@ use datafusion::prelude::DataFrame;
 pub use self::arguments::KMeansArguments;
 use super::call::{
     Argument, ArgumentKind, Arguments, CLUSTERED, CallSignature, Function, GROUPED, GroupFunction,
-    Labelled, Resolve, VECTOR, VectorKind, WEIGHT,
+    Labelled, Resolve, VECTOR, VectorInput, VectorKind, WEIGHT,
 };
 use super::clustering::{self, ClusterCall, ClusterNode};
 use crate::algo::kmeans::{Init, KMeansParams};
-use crate::exec::{KMeans, KMeansOutput, VectorColumn};
+use crate::exec::{KMeans, KMeansOutput};
 
 /// k-means in a logical plan. Its inputs are its children. Arguments are expressions, since they
 /// may be parameters. Settings are read when the physical plan is made.
@@ -107,7 +107,7 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
 }
 
 impl KMeansNode {
-    /// Clusters the rows of `input`, whose vectors are in the given columns. `init` may hold the
+    /// Clusters the rows of `input`. `init` may hold the
     /// first centroids, `weight` names a column of numbers; `groups` has the columns of PARTITION
     /// BY for [`KMeansOutput::Window`].
     ///
@@ -115,8 +115,8 @@ impl KMeansNode {
     /// Columns that are missing or of a wrong type; invalid literals.
     pub fn try_new(
         output: KMeansOutput,
-        input: (VectorColumn, LogicalPlan),
-        init: Option<(VectorColumn, LogicalPlan)>,
+        input: VectorInput,
+        init: Option<VectorInput>,
         weight: Option<String>,
         groups: Vec<String>,
         arguments: KMeansArguments,

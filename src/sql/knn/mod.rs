@@ -19,8 +19,8 @@ pub use self::node::KnnNode;
 use self::node::{EXACT_NAME, KnnInputs};
 pub(super) use self::pushdown::PushIntoKnn;
 use super::call::{
-    Arguments, CallSignature, ColumnArgument, ColumnResolver, Function, Resolve, VectorKind,
-    VectorUse, argument, boolean, known_metric, resolve_with,
+    Arguments, CallSignature, ColumnArgument, ColumnResolver, Function, Resolve, VectorInput,
+    VectorKind, VectorUse, argument, boolean, known_metric, resolve_with,
 };
 use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
@@ -122,7 +122,7 @@ fn build(
         let columns = ColumnResolver::try_new(name, input, plan, resolve)?;
         let mut columns = columns.with_nulls_of(of_nulls.clone());
         let vector = columns.vector(requested, vector_kind, use_of)?;
-        Ok::<_, DataFusionError>((vector, columns.into_plan()?))
+        Ok::<_, DataFusionError>(VectorInput { vector, plan: columns.into_plan()? })
     };
     let queries = match queries {
         Some(plan) => Some(side("queries", plan, vectors.queries.as_ref())?),

@@ -12,11 +12,11 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::lsh::{self, LshArguments};
 use crate::algo::knn::{KnnParams, LshParams};
-use crate::exec::{InputColumns, KnnExec, KnnSpec, StoredIndex, VectorColumn, knn_fields};
+use crate::exec::{InputColumns, KnnExec, KnnSpec, StoredIndex, knn_fields};
 use crate::index::lsh::Planes;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
-use crate::sql::call::{argument, check_kind, known_metric, metric, positive};
+use crate::sql::call::{VectorInput, argument, check_kind, known_metric, metric, positive};
 use crate::sql::family::FamilyNode;
 use crate::sql::index::table::index_of;
 use crate::sql::options::NeighborsOptions;
@@ -28,9 +28,9 @@ pub(super) const EXACT_NAME: &str = "knn_exact";
 /// expressions, since they may be parameters. Settings are read when the physical plan is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KnnNode {
-    queries: Option<(VectorColumn, LogicalPlan)>,
-    base: (VectorColumn, LogicalPlan),
-    training: Option<(VectorColumn, LogicalPlan)>,
+    queries: Option<VectorInput>,
+    base: VectorInput,
+    training: Option<VectorInput>,
     k: Expr,
     metric: Expr,
     /// The LSH arguments; `None` for an exact search.
@@ -42,13 +42,13 @@ pub struct KnnNode {
 
 impl KnnNode {
     /// The `k` nearest rows of `base` for every row of `queries`; without queries, for every row of
-    /// `base` among the other rows. Each input comes with its vector columns.
+    /// `base` among the other rows.
     ///
     /// # Errors
     /// Columns that are missing or hold no vectors; invalid literals.
     pub fn try_new(
-        queries: Option<(VectorColumn, LogicalPlan)>,
-        base: (VectorColumn, LogicalPlan),
+        queries: Option<VectorInput>,
+        base: VectorInput,
         k: Expr,
         metric: Expr,
     ) -> Result<Self> {
@@ -68,7 +68,7 @@ impl KnnNode {
     ///
     /// # Errors
     /// Columns that are missing or hold no vectors; invalid literals.
-    pub fn with_training(self, training: (VectorColumn, LogicalPlan)) -> Result<Self> {
+    pub fn with_training(self, training: VectorInput) -> Result<Self> {
         let Self { queries, base, k, metric, lsh, .. } = self;
         Self::new(KnnInputs { queries, base, training: Some(training) }, k, metric, lsh)
     }
@@ -83,7 +83,7 @@ impl KnnNode {
         metric: Expr,
         lsh: Option<LshArguments>,
     ) -> Result<Self> {
-        let has_index = index_of(&inputs.base.1).is_some();
+        let has_index = index_of(&inputs.base.plan).is_some();
         Self::checked(inputs, k, metric, lsh, has_index)
     }
 
@@ -127,18 +127,18 @@ impl KnnNode {
         [("k", &self.k), ("metric", &self.metric)].into_iter().chain(of_lsh)
     }
 
-    /// The vector columns, and the queries; `None` in a self-join of the base.
-    pub fn queries(&self) -> Option<&(VectorColumn, LogicalPlan)> {
+    /// The queries; `None` in a self-join of the base.
+    pub fn queries(&self) -> Option<&VectorInput> {
         self.queries.as_ref()
     }
 
-    /// The vector columns, and the base.
-    pub fn base(&self) -> &(VectorColumn, LogicalPlan) {
+    /// The base.
+    pub fn base(&self) -> &VectorInput {
         &self.base
     }
 
-    /// The vector columns, and the rows that hyperplanes are trained on.
-    pub fn training(&self) -> Option<&(VectorColumn, LogicalPlan)> {
+    /// The rows that hyperplanes are trained on.
+    pub fn training(&self) -> Option<&VectorInput> {
         self.training.as_ref()
     }
 
@@ -167,9 +167,9 @@ impl KnnNode {
         options: &NeighborsOptions,
     ) -> Result<KnnSpec> {
         let params = self.params()?;
-        let mut spec = KnnSpec::new(params, self.base.0.clone(), options.batch_rows);
-        spec.query_vector = self.queries.as_ref().map(|(vector, _)| vector.clone());
-        spec.training_vector = self.training.as_ref().map(|(vector, _)| vector.clone());
+        let mut spec = KnnSpec::new(params, self.base.vector.clone(), options.batch_rows);
+        spec.query_vector = self.queries.as_ref().map(|queries| queries.vector.clone());
+        spec.training_vector = self.training.as_ref().map(|training| training.vector.clone());
         if let Some(lsh) = &self.lsh {
             spec.lsh = Some(match stored {
                 Some(index) => {
@@ -211,7 +211,7 @@ impl KnnNode {
         let k = positive(self.function(), "k", &self.k)?;
         let metric = metric(self.function(), &self.metric)?;
         let (_, kind) = input_columns("base", &self.base, Some(metric))?;
-        check_kind(self.function(), metric, &self.base.0, kind)?;
+        check_kind(self.function(), metric, &self.base.vector, kind)?;
         Ok(KnnParams::try_new(k, metric)?)
     }
 
@@ -220,7 +220,7 @@ impl KnnNode {
     pub(super) fn query_columns(&self) -> Result<Vec<Column>> {
         let Some(queries) = &self.queries else { return Ok(vec![]) };
         let (input_columns, _) = input_columns("queries", queries, None)?;
-        let columns = queries.1.schema().columns();
+        let columns = queries.plan.schema().columns();
         Ok(input_columns.carried.iter().map(|i| columns[*i].clone()).collect())
     }
 
@@ -259,18 +259,18 @@ impl KnnNode {
     }
 }
 
-/// The inputs of a join, each with its vector columns.
+/// The inputs of a join.
 pub(super) struct KnnInputs {
-    pub queries: Option<(VectorColumn, LogicalPlan)>,
-    pub base: (VectorColumn, LogicalPlan),
+    pub queries: Option<VectorInput>,
+    pub base: VectorInput,
     /// The rows that hyperplanes are trained on.
-    pub training: Option<(VectorColumn, LogicalPlan)>,
+    pub training: Option<VectorInput>,
 }
 
 /// The roles of an input's columns, and the element kind of its vectors.
 fn input_columns(
     name: &str,
-    (vector, plan): &(VectorColumn, LogicalPlan),
+    VectorInput { vector, plan }: &VectorInput,
     metric: Option<Metric>,
 ) -> Result<(InputColumns, ElementKind)> {
     let input_columns = InputColumns::for_search(name, vector, metric, plan.schema().fields())?;
@@ -279,19 +279,19 @@ fn input_columns(
 }
 
 fn schema(
-    queries: &Option<(VectorColumn, LogicalPlan)>,
-    base: &(VectorColumn, LogicalPlan),
+    queries: &Option<VectorInput>,
+    base: &VectorInput,
     metric: Option<Metric>,
 ) -> Result<DFSchemaRef> {
     let query_side = match queries {
         Some(queries) => {
-            Some((input_columns("queries", queries, metric)?.0, queries.1.schema().fields()))
+            Some((input_columns("queries", queries, metric)?.0, queries.plan.schema().fields()))
         }
         None => None,
     };
     let fields = knn_fields(
         query_side.as_ref().map(|(input_columns, fields)| (input_columns, *fields)),
-        (&input_columns("base", base, metric)?.0, base.1.schema().fields()),
+        (&input_columns("base", base, metric)?.0, base.plan.schema().fields()),
     )?;
     Ok(Arc::new(DFSchema::try_from(Schema::new(fields))?))
 }
@@ -319,7 +319,7 @@ impl FamilyNode for KnnNode {
             return plan_err!("{} lost an input", self.function());
         };
         let stored = match &self.lsh {
-            Some(_) => KnnExec::stored_index_of(&base, &self.base.0)?,
+            Some(_) => KnnExec::stored_index_of(&base, &self.base.vector)?,
             None => None,
         };
         if let (Some(index), true) = (&stored, self.training.is_some()) {
@@ -349,7 +349,7 @@ impl UserDefinedLogicalNodeCore for KnnNode {
 
     fn inputs(&self) -> Vec<&LogicalPlan> {
         let inputs = self.queries.iter().chain([&self.base]).chain(&self.training);
-        inputs.map(|(_, plan)| plan).collect()
+        inputs.map(|input| &input.plan).collect()
     }
 
     fn schema(&self) -> &DFSchemaRef {
@@ -365,31 +365,26 @@ impl UserDefinedLogicalNodeCore for KnnNode {
         for (name, expr) in self.arguments() {
             write!(f, ", {name}={expr}")?;
         }
-        if let Some((vector, _)) = &self.queries {
-            write!(f, ", queries=[{}]", vector.names().join(", "))?;
+        if let Some(queries) = &self.queries {
+            write!(f, ", queries=[{}]", queries.vector.names().join(", "))?;
         }
-        write!(f, ", base=[{}]", self.base.0.names().join(", "))?;
-        let training = self.training.as_ref();
-        training
-            .map_or(Ok(()), |(vector, _)| write!(f, ", training=[{}]", vector.names().join(", ")))
+        write!(f, ", base=[{}]", self.base.vector.names().join(", "))?;
+        match &self.training {
+            Some(training) => write!(f, ", training=[{}]", training.vector.names().join(", ")),
+            None => Ok(()),
+        }
     }
 
     fn with_exprs_and_inputs(&self, exprs: Vec<Expr>, inputs: Vec<LogicalPlan>) -> Result<Self> {
         let mut inputs = inputs.into_iter();
         let mut exprs = exprs.into_iter();
-        let mut next = |column: &VectorColumn| match inputs.next() {
-            Some(plan) => Ok((column.clone(), plan)),
+        let mut next = |VectorInput { vector, .. }: &VectorInput| match inputs.next() {
+            Some(plan) => Ok(VectorInput { vector: vector.clone(), plan }),
             None => plan_err!("{} lost an input", self.function()),
         };
-        let queries = match &self.queries {
-            Some((column, _)) => Some(next(column)?),
-            None => None,
-        };
-        let base = next(&self.base.0)?;
-        let training = match &self.training {
-            Some((column, _)) => Some(next(column)?),
-            None => None,
-        };
+        let queries = self.queries.as_ref().map(&mut next).transpose()?;
+        let base = next(&self.base)?;
+        let training = self.training.as_ref().map(&mut next).transpose()?;
         let (Some(k), Some(metric)) = (exprs.next(), exprs.next()) else {
             return plan_err!("{} lost an argument", self.function());
         };

@@ -11,7 +11,9 @@ use super::visited::VisitedRows;
 use crate::algo::knn::row_filter::RowFilter;
 use crate::device::{QueryRows, TableRows};
 use crate::error::{Error, Result};
-use crate::index::lsh::{HashSignature, HomeBuckets, Near, Prober, SlotOutOfRange, Table, limit};
+use crate::index::lsh::{
+    BoxesInRadius, BucketSizes, HashSignature, HomeBuckets, Prober, SlotOutOfRange, Table, limit,
+};
 use crate::job::{Job, Phase, Reserved};
 use crate::matrix::ElementKind;
 use crate::parallel::{get_or_make, in_parallel, lock, threads};
@@ -135,21 +137,24 @@ impl CandidateGenerator {
         })
     }
 
-    /// The number of non-empty buckets, and of rows in the largest.
-    pub fn sizes(&self) -> (usize, usize) {
+    /// The sizes of the buckets of all tables.
+    pub fn sizes(&self) -> BucketSizes {
         let sizes = self.tables.iter().map(|hash_table| hash_table.sizes);
-        sizes.fold((0, 0), |(all, most), (count, size)| (all + count, most.max(size)))
+        sizes.fold(BucketSizes::default(), std::ops::Add::add)
     }
 
     /// Bytes of the bucket offsets of a range of tables.
     pub fn bytes_of_buckets(&self, numbers: Range<usize>) -> usize {
-        self.tables[numbers].iter().map(|hash_table| hash_table.sizes.0 * size_of::<u32>()).sum()
+        self.tables[numbers]
+            .iter()
+            .map(|hash_table| hash_table.sizes.buckets * size_of::<u32>())
+            .sum()
     }
 
     /// The rows and bucket offsets of a range of tables, as a device takes them.
     pub fn rows_of_tables(&self, numbers: Range<usize>) -> Vec<TableRows<'_>> {
         in_parallel(self.tables[numbers].iter().collect(), |hash_table: &Arc<HashTable>| {
-            let mut buckets = Vec::with_capacity(hash_table.sizes.0);
+            let mut buckets = Vec::with_capacity(hash_table.sizes.buckets);
             buckets.extend(hash_table.table.buckets().map(|(_, bucket)| bucket.start));
             TableRows { rows: hash_table.table.all_rows(), buckets }
         })
@@ -296,7 +301,7 @@ impl CandidateGenerator {
                 ProbeRule::Radius(_) => {
                     for ((values, wholes), limit) in of_rows.zip(&limits) {
                         job.check()?;
-                        let near = Near::new(values, *limit);
+                        let near = BoxesInRadius::new(values, *limit);
                         let key = signature.key(wholes);
                         let boxes = &self.boxes[table];
                         near_boxes(&near, key, &hash_table.table, boxes, &mut buckets);
@@ -438,7 +443,7 @@ impl CandidateGenerator {
 
 /// The non-empty boxes within the limit of a query whose home box has this key.
 fn near_boxes(
-    near: &Near,
+    near: &BoxesInRadius,
     key: u64,
     table: &Table,
     boxes: &[(u64, Range<u32>)],
@@ -461,7 +466,7 @@ fn near_boxes(
         // The table has fewer boxes than there are sets of planes to cross.
         None => {
             let is_near =
-                |bucket: &&(u64, Range<u32>)| near.reaches(HashSignature::flips(bucket.0, key));
+                |bucket: &&(u64, Range<u32>)| near.contains(HashSignature::flips(bucket.0, key));
             buckets.extend(boxes.iter().filter(is_near).map(|(_, bucket)| bucket.clone()));
         }
     }

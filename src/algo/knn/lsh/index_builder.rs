@@ -11,7 +11,7 @@ use super::{Resolution, resolve};
 use crate::algo::knn::params::KnnParams;
 use crate::device::{AnyDevice, Device, OnDevice, QueryInput, QueryRows};
 use crate::error::Result;
-use crate::index::lsh::{Planes, Table};
+use crate::index::lsh::{BucketSizes, Planes, Table};
 use crate::job::{Job, Reserved};
 use crate::parallel::threads;
 use crate::rows::Rows;
@@ -38,8 +38,8 @@ pub struct BuiltTable {
     pub table: Table,
     /// The coefficients of its planes, plane by plane; empty if they are not trained.
     pub planes: Vec<f64>,
-    /// The number of its non-empty buckets, and of rows in the largest.
-    pub sizes: (usize, usize),
+    /// The sizes of its buckets.
+    pub sizes: BucketSizes,
 }
 
 impl TablesBuilder {
@@ -95,7 +95,11 @@ impl TablesBuilder {
         let mut _reserved = job.reserve("hash tables", bytes + numbers.len() * more)?;
         if self.base.is_empty() {
             // A base without rows, which may have no dimensions.
-            let none = |_| BuiltTable { table: Table::new(&[]), planes: Vec::new(), sizes: (0, 0) };
+            let none = |_| BuiltTable {
+                table: Table::new(&[]),
+                planes: Vec::new(),
+                sizes: BucketSizes::default(),
+            };
             return Ok(BuiltTables { tables: numbers.map(none).collect(), _reserved });
         }
         let numbers: Vec<usize> = numbers.collect();

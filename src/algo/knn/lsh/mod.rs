@@ -162,7 +162,7 @@ impl<D: Device> LshSearch<D> {
                 (generator.into(), sizes)
             }
         };
-        let index = Index { params: used, expected, buckets: sizes.0, largest: sizes.1 };
+        let index = Index { params: used, expected, sizes };
         let device_tables = device_tables.map(|(device_tables, _)| device_tables);
         Ok(Self { reranker, device_tables, generator, resident_tables: Arc::default(), index })
     }

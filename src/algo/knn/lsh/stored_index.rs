@@ -16,7 +16,7 @@ use crate::algo::knn::row_filter::RowFilter;
 use crate::algo::knn::search::{Index, KnnSearch, SearchResult};
 use crate::device::{AnyDevice, Device, OnDevice, QueryInput, QueryRows};
 use crate::error::{Error, Result};
-use crate::index::lsh::{Hasher, Planes, Table, file};
+use crate::index::lsh::{BucketSizes, Hasher, Planes, Table, file};
 use crate::job::{Job, Reserved};
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -39,8 +39,8 @@ pub struct StoredTables {
     /// For each table, the coefficients of its trained planes, plane by plane; empty for other
     /// planes.
     pub planes: Vec<Vec<f64>>,
-    /// The number of non-empty buckets, and of rows in the largest.
-    pub sizes: (usize, usize),
+    /// The sizes of the buckets of all tables.
+    pub sizes: BucketSizes,
 }
 
 /// A base on a device, to be searched with stored tables.
@@ -321,7 +321,7 @@ impl<D: Device> StoredBase for StoredDeviceBase<D> {
             hashed_kind: self.stored.kind,
         };
         let reranker = Reranker::new(self.base.clone(), params.k(), counting);
-        let index = |(buckets, largest)| Index { params: used, expected, buckets, largest };
+        let index = |sizes| Index { params: used, expected, sizes };
         if let Some(tables) = tables {
             let tables: Vec<_> = tables.hash_tables.iter().take(resolved.tables).cloned().collect();
             match CandidateGenerator::over(

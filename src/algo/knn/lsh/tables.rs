@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::resolved_params::ResolvedParams;
 use crate::error::Result;
-use crate::index::lsh::{Table, TableFunctions};
+use crate::index::lsh::{BucketSizes, Table, TableFunctions};
 use crate::job::{Job, Phase, Reserved};
 use crate::parallel::in_parallel;
 use crate::rows::Rows;
@@ -16,8 +16,8 @@ pub(super) const ROWS_TOGETHER: usize = 8192;
 pub(super) struct HashTable {
     pub functions: TableFunctions,
     pub table: Table,
-    /// Number of non-empty buckets, and rows in the largest.
-    pub sizes: (usize, usize),
+    /// The sizes of its buckets.
+    pub sizes: BucketSizes,
 }
 
 impl HashTable {

@@ -10,7 +10,7 @@ use crate::metric::Sum;
 const BESIDE: usize = 4;
 
 /// Dimensions between two checks whether all sums exceed the limit.
-const STRETCH: usize = 32;
+const DIMS_BETWEEN_CHECKS: usize = 32;
 
 /// `(inside, outside)`: a sum or distance up to `inside` is certainly within eps, one above `outside` certainly not.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +106,10 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
         let (mut sure, mut may_be) = (0, 0);
         for first in (0..LANES / lanes).step_by(BESIDE) {
             let mut sums = [T::splat(simd, T::ZERO); BESIDE];
-            let stretches = self.query.chunks(STRETCH).zip(self.columns.chunks(STRETCH * LANES));
+            let stretches = self
+                .query
+                .chunks(DIMS_BETWEEN_CHECKS)
+                .zip(self.columns.chunks(DIMS_BETWEEN_CHECKS * LANES));
             for (query, columns) in stretches {
                 for (x, column) in query.iter().zip(columns.chunks_exact(LANES)) {
                     let x = T::splat(simd, *x);
@@ -116,7 +119,7 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
                     }
                 }
                 // Sums of products may fall again.
-                if query.len() == STRETCH
+                if query.len() == DIMS_BETWEEN_CHECKS
                     && self.sum != Sum::Products
                     && is_beyond(simd, &sums, self.limits.1)
                 {

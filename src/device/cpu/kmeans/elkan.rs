@@ -31,7 +31,7 @@ const BLOCK: usize = 64;
 const BLOCK_BYTES: usize = 16 << 10;
 const LEAST_BLOCK: usize = 8;
 
-/// If at most one in this many rows is certain, the next round tests none of them.
+/// The number of rows per certain row above which the next round tests none of them.
 const ONE_CERTAIN_IN: usize = 8;
 
 /// The total movement of a centroid, in steps, above which all bounds are rewritten.

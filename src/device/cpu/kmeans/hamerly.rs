@@ -26,7 +26,7 @@ use crate::rows::Rows;
 /// Rows of a task.
 const BLOCK: usize = 4096;
 
-/// If more than one in this many rows of a block is compared, the whole block is read into the cache sequentially.
+/// The number of rows per compared row below which a whole block is read into the cache sequentially.
 const ONE_UNCERTAIN_IN: usize = 16;
 
 /// See the [module](self).

@@ -168,7 +168,7 @@ impl<T: SimdReal, R> QuantizedCentroids<'_, T, R> {
     /// Upper bound on the distance of a centroid of this cost.
     pub fn most(&self, cost: T) -> f32 {
         let RoundingError { relative, absolute, .. } = self.rounding;
-        let largest_sum = self.metric.reach(cost).to_f64();
+        let largest_sum = self.metric.largest_sum(cost).to_f64();
         let distance = match self.metric.sum() {
             Sum::Squares => (largest_sum.sqrt() + absolute.sqrt()) * (1.0 + relative),
             _ => (self.squares + 2.0 * largest_sum).max(0.0).sqrt(),

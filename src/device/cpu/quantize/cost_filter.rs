@@ -177,7 +177,7 @@ impl CostFilter {
     /// The initial sum of a row of this cost: in the prefilter, if there is one.
     #[inline]
     pub fn start<T: SimdReal>(&self, row: usize, cost: T) -> i32 {
-        let largest_sum = self.metric.reach(cost).to_f64();
+        let largest_sum = self.metric.largest_sum(cost).to_f64();
         let square = match self.metric.sum() {
             Sum::Squares => largest_sum,
             _ => self.squares[1] + 2.0 * largest_sum,

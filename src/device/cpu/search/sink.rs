@@ -141,7 +141,7 @@ impl<T: Real> TopK<T> {
 
     #[inline]
     fn end_at(&mut self, worst: Neighbor<T>) {
-        self.threshold = self.metric.reach(worst.distance);
+        self.threshold = self.metric.largest_sum(worst.distance);
         self.worst = worst;
     }
 

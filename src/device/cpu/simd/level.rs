@@ -100,7 +100,7 @@ impl Level {
         None
     }
 
-    /// Its name.
+    /// The name that `NEIGHBORS_SIMD` takes.
     pub fn name(self) -> &'static str {
         match self.0 {
             Instructions::Plain => "plain",

@@ -55,8 +55,9 @@ pub(in crate::device::cpu) trait SimdReal: OrderedSums {
 macro_rules! lanes {
     ($type:ident, $register:ident, $as_simd:ident, $as_mut_simd:ident, $splat:ident, $add:ident,
      $sub:ident, $mul:ident, $total:ident, $least:ident, $abs:ident, $min:ident, $mul_add:ident,
-     $less:ident, $select:ident, $at_most:ident, $first_true:ident, $lanes:ident,
-     $first_whole:literal, |$simd:ident, $a:ident, $b:ident| $square_plus:expr) => {
+     $less:ident, $select:ident, $to_bits:ident, $from_bits:ident, $at_most:ident,
+     $first_true:ident, $lanes:ident, $first_whole:literal,
+     |$simd:ident, $a:ident, $b:ident| $square_plus:expr) => {
         impl SimdReal for $type {
             type Register<S: Simd> = S::$register;
 
@@ -135,7 +136,9 @@ macro_rules! lanes {
                 x: S::$register,
                 y: S::$register,
             ) -> S::$register {
-                simd.$select(simd.$less(a, b), x, y)
+                // `select_f32s` is not always inlined.
+                let bits = simd.$select(simd.$less(a, b), simd.$to_bits(x), simd.$to_bits(y));
+                simd.$from_bits(bits)
             }
             #[inline(always)]
             fn any_at_most<S: Simd>(simd: S, a: S::$register, b: S::$register) -> bool {
@@ -159,7 +162,9 @@ lanes!(
     min_f32s,
     mul_add_f32s,
     less_than_f32s,
-    select_f32s,
+    select_u32s,
+    transmute_u32s_f32s,
+    transmute_f32s_u32s,
     less_than_or_equal_f32s,
     first_true_m32s,
     F32_LANES,
@@ -181,7 +186,9 @@ lanes!(
     min_f64s,
     mul_add_f64s,
     less_than_f64s,
-    select_f64s,
+    select_u64s,
+    transmute_u64s_f64s,
+    transmute_f64s_u64s,
     less_than_or_equal_f64s,
     first_true_m64s,
     F64_LANES,

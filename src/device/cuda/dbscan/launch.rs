@@ -20,9 +20,9 @@ impl DbscanWorkspace {
     pub(super) fn count(&mut self, job: &Job) -> Result<()> {
         assert_eq!(self.done, Stage::Order);
         let kernels = self.kernels.clone();
-        // SAFETY: `count_own` takes (Dbscan): it reads tiles in order, and writes `near`, `core` and `offsets`
+        // SAFETY: `count_within_tiles` takes (Dbscan): it reads tiles in order, and writes `near`, `core` and `offsets`
         // of each.
-        unsafe { self.stage(&kernels.count_own, None, job) }?;
+        unsafe { self.stage(&kernels.count_within_tiles, None, job) }?;
         self.list()?;
         // SAFETY: `count_near` takes (Dbscan): it reads the slots that `list` lists, and writes `counted` at
         // their places and their bits of `core`.
@@ -35,12 +35,12 @@ impl DbscanWorkspace {
     pub(super) fn link(&mut self, job: &Job) -> Result<()> {
         assert_eq!(self.done, Stage::Count);
         let kernels = self.kernels.clone();
-        // SAFETY: `alone` takes (Dbscan, u32 count) and makes each of `count` rows its own parent. `link_own`
+        // SAFETY: `alone` takes (Dbscan, u32 count) and makes each of `count` rows its own parent. `link_within_tiles`
         // takes (Dbscan), a warp for each tile: it joins rows of a tile that are in `core`, which counting has
         // written; `order` gives rows below `count` for them, which have parents from then on.
         unsafe {
             self.run_rows(&kernels.alone, "alone")?;
-            self.run(&kernels.link_own, "link_own", self.by_tile())?;
+            self.run(&kernels.link_within_tiles, "link_within_tiles", self.by_tile())?;
         }
         // Most tiles are joined with the next one first; most other pairs of tiles are then in one
         // set.
@@ -111,7 +111,7 @@ impl DbscanWorkspace {
         };
         // SAFETY: `link_tiles` takes (Dbscan, u32 next, u32 parts): its items are `parts` of each tile, for which
         // `new` gave `cursors` room; it reads tiles, boxes and what is known of nodes, and joins core rows, all
-        // of which have parents. Where `next` is 1 these nodes are tiles, of which `link_own` has written what is
+        // of which have parents. Where `next` is 1 these nodes are tiles, of which `link_within_tiles` has written what is
         // known; before the next launch `know` writes it for all levels.
         unsafe { self.stage(&kernels.link_tiles, Some((next, parts as u32)), job) }
     }

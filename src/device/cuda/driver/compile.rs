@@ -89,7 +89,7 @@ const FILES: [(&str, &str); 86] = files![
     "kmeans_sm90_find.cu",
     "kmeans_tiles.cu",
     "search.cu",
-    "search/among.cuh",
+    "search/distances_of.cuh",
     "search/bucket_self_join.cuh",
     "search/bucket_self_join_small.cuh",
     "search/buckets.cuh",

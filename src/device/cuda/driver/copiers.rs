@@ -103,14 +103,14 @@ impl Copiers {
 }
 
 /// Reserved space at the end of a vector, filled piece by piece.
-pub(in crate::device::cuda) struct Room<'a, T> {
+pub(in crate::device::cuda) struct ReservedTail<'a, T> {
     values: &'a mut Vec<T>,
     count: usize,
     /// Bytes that have arrived.
     filled: usize,
 }
 
-/// A [`Room`] of any number type.
+/// A [`ReservedTail`] of any number type.
 pub(in crate::device::cuda) trait Fill {
     /// The size in bytes of all numbers.
     fn bytes(&self) -> usize;
@@ -122,7 +122,7 @@ pub(in crate::device::cuda) trait Fill {
     fn append(&mut self, bytes: &[u8], copiers: &Copiers);
 }
 
-impl<'a, T: DeviceRepr> Room<'a, T> {
+impl<'a, T: DeviceRepr> ReservedTail<'a, T> {
     /// Space for `count` more numbers.
     pub(in crate::device::cuda) fn new(values: &'a mut Vec<T>, count: usize) -> Self {
         if values.capacity() == 0 {
@@ -144,7 +144,7 @@ impl<'a, T: DeviceRepr> Room<'a, T> {
     }
 }
 
-impl<T: DeviceRepr> Fill for Room<'_, T> {
+impl<T: DeviceRepr> Fill for ReservedTail<'_, T> {
     fn bytes(&self) -> usize {
         self.count * size_of::<T>()
     }
@@ -181,14 +181,14 @@ mod tests {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
         let mut values = Vec::new();
         for all in [700_000, 1_400_000] {
-            let mut room = Room::new(&mut values, numbers.len());
+            let mut room = ReservedTail::new(&mut values, numbers.len());
             assert_eq!(room.bytes(), bytes.len());
             bytes.chunks(1_000_003).for_each(|piece| room.append(piece, &copiers));
             room.close();
             assert_eq!(values.len(), all);
         }
         assert!(values.chunks(numbers.len()).all(|part| part == numbers));
-        Room::<u64>::new(&mut values, 0).close();
+        ReservedTail::<u64>::new(&mut values, 0).close();
         assert_eq!(values.len(), 1_400_000);
     }
 
@@ -196,7 +196,7 @@ mod tests {
     #[should_panic(expected = "all numbers have arrived")]
     fn numbers_that_are_missing_are_not_made_up() {
         let mut values = Vec::new();
-        let mut room = Room::<u32>::new(&mut values, 2);
+        let mut room = ReservedTail::<u32>::new(&mut values, 2);
         room.append(&[1, 2, 3, 4, 5, 6, 7], &Copiers::new());
         room.close();
     }

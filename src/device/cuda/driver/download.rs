@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DeviceRepr, PinnedHostSlice};
 
-use super::copiers::{Copiers, Fill, Room};
+use super::copiers::{Copiers, Fill, ReservedTail};
 use super::sys::{self, failed};
 use crate::error::Result;
 use crate::job::Job;
@@ -19,7 +19,7 @@ use crate::parallel::lock;
 /// Bytes of a pinned buffer.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// How long a reader busy-waits before it sleeps.
+/// The time for which a reader busy-waits before it sleeps.
 const AWAKE: Duration = Duration::from_micros(100);
 
 /// The path from the device.
@@ -71,7 +71,7 @@ impl Downloader {
         job: &Job,
     ) -> Result<Vec<T>> {
         let mut values = Vec::new();
-        let mut room = Room::new(&mut values, count);
+        let mut room = ReservedTail::new(&mut values, count);
         self.fill(stream, &mut [(from, &mut room)], job)?;
         room.close();
         Ok(values)
@@ -87,7 +87,8 @@ impl Downloader {
         count: usize,
         job: &Job,
     ) -> Result<()> {
-        let (mut of_one, mut of_other) = (Room::new(one.to, count), Room::new(other.to, count));
+        let (mut of_one, mut of_other) =
+            (ReservedTail::new(one.to, count), ReservedTail::new(other.to, count));
         let mut parts: [DownloadPart<'_>; 2] =
             [(one.from, &mut of_one), (other.from, &mut of_other)];
         self.fill(stream, &mut parts, job)?;

@@ -93,7 +93,8 @@ impl HashedTables {
             let some = first..all.min(first + together);
             job.enter(Phase::Hash);
             let bits = tables.section_bits;
-            let hashing = Hashing { device, kernels: &kernels, rows, functions: &functions, bits };
+            let hashing =
+                TableHashing { device, kernels: &kernels, rows, functions: &functions, bits };
             hashing.hash(some.clone(), &mut workspace, Some(&tables), &mut throttle, job)?;
             stream.synchronize().map_err(sys::failed("cuStreamSynchronize"))?;
             job.enter(Phase::Build);
@@ -142,7 +143,7 @@ impl HashedTables {
             out_of_range: device.filled(4, 0)?,
         };
         let (kernels, functions, bits) = (&self.kernels, &self.functions, self.tables.section_bits);
-        let hashing = Hashing { device, kernels, rows: queries, functions, bits };
+        let hashing = TableHashing { device, kernels, rows: queries, functions, bits };
         hashing.hash(0..all, &mut workspace, None, &mut LaunchThrottle::default(), job)?;
         let mut ranges = allocate(all * count * probes * 8)?;
         let mut visited = device.filled(count * 8, 0)?;
@@ -176,7 +177,7 @@ fn building(count: usize, tables: usize, rows: Range<usize>, section_bits: u32) 
 }
 
 /// The hashing of rows by the functions of all tables.
-struct Hashing<'a> {
+struct TableHashing<'a> {
     device: &'a CudaDevice,
     kernels: &'a HashingKernels,
     rows: &'a Hashed<'a>,
@@ -185,7 +186,7 @@ struct Hashing<'a> {
     bits: u32,
 }
 
-impl Hashing<'_> {
+impl TableHashing<'_> {
     /// Hashes all rows for some tables, in launches of bounded time; the rows of sections are
     /// counted in `sections`.
     fn hash(

@@ -185,7 +185,7 @@ pub(super) struct HashingWorkspace {
     pub(super) large_count: Buffer,
     /// The number of rows of each table, of u32.
     pub(super) sums: Buffer,
-    /// Whether a slot was out of range, of u32.
+    /// One u32: 1 once a slot was out of range.
     pub(super) out_of_range: Buffer,
 }
 

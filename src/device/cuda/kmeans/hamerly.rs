@@ -1,4 +1,4 @@
-//! The memory of Hamerly's lower bounds, by which `kernels/kmeans/hamerly.cuh` skips rows.
+//! The memory of Hamerly's lower bounds (Hamerly 2010: Making k-means even faster), by which `kernels/kmeans/hamerly.cuh` skips rows.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
 use crate::error::Result;
 
-/// Hamerly's lower bounds on the gaps of rows (Hamerly 2010).
+/// Hamerly's lower bounds on the gaps of rows.
 pub(super) struct HamerlyBounds {
     of_rows: Buffer,
     drifts: Buffer,

@@ -116,7 +116,7 @@ pub(super) struct RoundKernels {
     pub(super) find_candidates: CudaFunction,
     /// Replacements of `assign_tiles` and `find_candidates` by warpgroup products.
     pub(super) by_warpgroups: Option<WarpgroupKernels>,
-    pub(super) take_found: CudaFunction,
+    pub(super) take_certain: CudaFunction,
     pub(super) compare_candidates: CudaFunction,
     pub(super) name_nearest: CudaFunction,
     pub(super) settle: CudaFunction,
@@ -177,7 +177,7 @@ impl RoundKernels {
             round_centroids: function(tiles, "round_centroids")?,
             assign_tiles: function(tiles, "assign_tiles")?,
             by_warpgroups: by_warpgroups.transpose()?,
-            take_found: function(tiles, "take_found")?,
+            take_certain: function(tiles, "take_certain")?,
             find_candidates: function(tiles, "find_candidates")?,
             compare_candidates: function(tiles, "compare_candidates")?,
             name_nearest: function(tiles, "name_nearest")?,

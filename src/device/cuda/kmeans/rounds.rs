@@ -156,10 +156,10 @@ impl KMeansWorkspace {
             self.for_swizzled_tiles(find, "warpgroup_find", grid, counted, is_last, job)
         }?;
         let all = config(self.count.div_ceil(256), 256, 0);
-        // SAFETY: `take_found` takes (Rounds, Fp16Buffers, u32 is_last), 256 threads a block and a
+        // SAFETY: `take_certain` takes (Rounds, Fp16Buffers, u32 is_last), 256 threads a block and a
         // thread for each row: it reads `results`, which the launches before have written of all
         // rows to compare, and writes labels, gaps, `moved`, `uncertain` and `least`.
-        unsafe { self.launch_fp16(&self.kernels.take_found, "take_found", all, is_last) }?;
+        unsafe { self.launch_fp16(&self.kernels.take_certain, "take_certain", all, is_last) }?;
         // Only of uncertain rows, which are few.
         // SAFETY: `warpgroup_candidates` reads the swizzled tiles of uncertain rows and of all
         // centroids, and `least`, and lists pairs, as far as there is room.

@@ -10,7 +10,7 @@ use super::launch_buckets::{
 };
 use super::rows::{CudaRows, wait_for};
 use super::spec::{SearchSpec, device_dim};
-use super::tables::{CudaTables, HomeBuckets, hashed};
+use super::tables::{CudaTables, HomeBucketBuffer, hashed};
 use crate::device::contract::{
     BucketTask, Buckets, Distances, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges,
     SelfRows, Starts, TableRows, TablesBuilt,
@@ -176,7 +176,9 @@ impl BucketSearch<'_> {
     /// The lists of a self-join of the buckets, if the join pays.
     fn joined<T: OnGpu>(&self) -> Result<Option<NearestInBuckets>> {
         let Self { device, base, tables, buckets, k, kernels, job, .. } = *self;
-        let (Some(self_rows), count) = (buckets.own, buckets.queries) else { return Ok(None) };
+        let (Some(self_rows), count) = (buckets.self_rows, buckets.queries) else {
+            return Ok(None);
+        };
         let join = &tables.self_join;
         // A join covers all tables.
         if buckets.tables != tables.tables
@@ -223,7 +225,7 @@ impl BucketSearch<'_> {
             BucketLookup::Home => Some(tables.home_buckets(device, kernels)?),
             BucketLookup::Given { .. } => None,
         };
-        let home = home.as_ref().map(HomeBuckets::buffer);
+        let home = home.as_ref().map(HomeBucketBuffer::buffer);
         let mut search = self.buffers(lookup)?;
         let (rate, dim) = (&kernels.search_rate, search.dim + VISIT);
         let mut throttle = LaunchThrottle::default();
@@ -317,7 +319,7 @@ impl BucketSearch<'_> {
             probed_tables: buckets.tables,
             workers,
             buckets: lookup,
-            self_rows: self.self_rows(buckets.own, base_rows)?,
+            self_rows: self.self_rows(buckets.self_rows, base_rows)?,
             left_out: self.left_out()?,
             seen: device.filled(workers * words * 4, 0)?,
             lists: BucketLists::new(device, queries, k, matrix.kind())?,

@@ -192,7 +192,7 @@ impl CudaDevice {
         };
         sys::write(&gpu.compute, pairs.starts.slice_mut(), &starts)?;
         let mut throttle = LaunchThrottle::default();
-        let (rate, of_a_pair) = (&kernels.among_rate, (pairs.dim + 2) as f64);
+        let (rate, of_a_pair) = (&kernels.distances_rate, (pairs.dim + 2) as f64);
         let mut distances = Vec::with_capacity(candidates.len());
         while distances.len() < candidates.len() {
             job.check()?;
@@ -202,7 +202,7 @@ impl CudaDevice {
             (pairs.first, pairs.count) = (distances.len(), rows.len());
             sys::write(&gpu.compute, pairs.rows.slice_mut(), rows)?;
             throttle.begin(&gpu.compute)?;
-            kernels.among(&gpu.compute, sides, &mut pairs)?;
+            kernels.distances_of(&gpu.compute, sides, &mut pairs)?;
             let work = rows.len() as f64 * of_a_pair;
             throttle.launched(&gpu.compute, rate, work, Counted::Exactly)?;
             distances.extend(self.read::<T>(&pairs.distances, rows.len(), job)?);

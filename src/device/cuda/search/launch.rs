@@ -41,7 +41,7 @@ pub(super) struct SearchKernels {
     pub(super) search_again: CudaFunction,
     pub(super) gather: CudaFunction,
     pub(super) take_queries: CudaFunction,
-    pub(super) among: CudaFunction,
+    pub(super) distances_of: CudaFunction,
     pub(super) measure_lists: CudaFunction,
     pub(super) rank_by_warp: CudaFunction,
     pub(super) rank_by_block: CudaFunction,
@@ -49,7 +49,7 @@ pub(super) struct SearchKernels {
     /// Pairs × dimensions per second, of a scan.
     pub(super) scan_rate: Arc<Rate>,
     /// The same for pairs of rows anywhere in memory, and for these by the definition, in float64.
-    pub(super) among_rate: Arc<Rate>,
+    pub(super) distances_rate: Arc<Rate>,
     pub(super) exact_rate: Arc<Rate>,
     /// Entries × steps of a sort per second, in shared memory and in global memory.
     pub(super) merge_rates: [Arc<Rate>; 2],
@@ -101,13 +101,13 @@ impl SearchKernels {
             search_again: function(lists, "search_again")?,
             gather: function(lists, "gather")?,
             take_queries: function(module, "take_queries")?,
-            among: function(lists, "among")?,
+            distances_of: function(lists, "distances_of")?,
             measure_lists: function(lists, "measure_lists")?,
             rank_by_warp: function(lists, "rank_by_warp")?,
             rank_by_block: function(lists, "rank_by_block")?,
             unpack: function(lists, "unpack")?,
             scan_rate: Arc::new(limits.rate(per_cycle)),
-            among_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
+            distances_rate: Arc::new(limits.rate(per_cycle / FETCH_PENALTY)),
             exact_rate: Arc::new(limits.rate(PER_CYCLE / limits.double_penalty / FETCH_PENALTY)),
             merge_rates: MERGE_PENALTIES.map(|slower| Arc::new(limits.rate(per_cycle / slower))),
         };

@@ -240,7 +240,7 @@ pub(super) struct BucketKernels {
     shared_limit: usize,
     pub(super) multiprocessors: usize,
     nearest_in_buckets: CudaFunction,
-    find_own_buckets: CudaFunction,
+    find_home_buckets: CudaFunction,
     pub(super) join_buckets: CudaFunction,
     /// Variants of `join_buckets` for rows of few elements and up to 8 or 16 neighbours.
     pub(super) join_for_8: CudaFunction,
@@ -274,7 +274,7 @@ impl BucketKernels {
             shared_limit: limits.shared,
             multiprocessors: limits.multiprocessors,
             nearest_in_buckets: function("nearest_in_buckets")?,
-            find_own_buckets: function("find_own_buckets")?,
+            find_home_buckets: function("find_home_buckets")?,
             join_buckets: function("join_buckets")?,
             join_for_8: function("join_for_8")?,
             join_for_16: function("join_for_16")?,
@@ -365,7 +365,7 @@ impl BucketKernels {
     }
 
     /// Finds the bucket of each row in each table.
-    pub(super) fn find_own_buckets(
+    pub(super) fn find_home_buckets(
         &self,
         stream: &Arc<CudaStream>,
         home_buckets: &mut Buffer,
@@ -381,12 +381,12 @@ impl BucketKernels {
         let (all_rows, all_tables) = (table_rows as u32, tables as u32);
         let mut grid = config(table_rows.div_ceil(THREADS), THREADS, 0);
         grid.grid_dim.1 = tables.min(65_535) as u32;
-        let mut launch = stream.launch_builder(&self.find_own_buckets);
+        let mut launch = stream.launch_builder(&self.find_home_buckets);
         launch.arg(rows.slice()).arg(starts.slice()).arg(first_bucket.slice());
         launch.arg(home_buckets.slice_mut()).arg(&all_rows).arg(&all_tables);
         // SAFETY: each table has `table_rows` rows of the base, each once, and a bucket that begins at
         // its first row, as the caller has checked; sizes are checked above.
-        unsafe { launch.launch(grid) }.map_err(failed("find_own_buckets")).map(drop)
+        unsafe { launch.launch(grid) }.map_err(failed("find_home_buckets")).map(drop)
     }
 
     /// The first position of each list once lists are contiguous, then the end of the last, as u64.

@@ -32,7 +32,7 @@ pub(super) struct Pairs {
 
 impl SearchKernels {
     /// The distances of some pairs of a query and a base row.
-    pub(super) fn among(
+    pub(super) fn distances_of(
         &self,
         stream: &Arc<CudaStream>,
         sides: Sides<&Buffer>,
@@ -48,7 +48,7 @@ impl SearchKernels {
         let threads = if kind == ElementKind::F64 { 64 } else { 128 };
         let (all, first) = (pairs.queries as u32, pairs.first as u64);
         let (dim, pairs_here) = (dim as u32, count as u32);
-        let mut launch = stream.launch_builder(&self.among);
+        let mut launch = stream.launch_builder(&self.distances_of);
         launch.arg(sides.queries.slice()).arg(sides.base.slice()).arg(pairs.starts.slice());
         launch.arg(pairs.rows.slice()).arg(pairs.distances.slice_mut());
         launch.arg(&all).arg(&first).arg(&pairs_here).arg(&dim);
@@ -56,7 +56,7 @@ impl SearchKernels {
         // below `queries`, and rows are below `base_rows`: `Candidates` and its check hold. Sizes
         // are checked above.
         unsafe { launch.launch(config(count.div_ceil(threads), threads, 0)) }
-            .map_err(failed("among"))
+            .map_err(failed("distances_of"))
             .map(drop)
     }
 }

@@ -12,6 +12,7 @@ use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
 use crate::device::cuda::hashing::{Hashed, HashedTables};
 use crate::error::Result;
+use crate::index::lsh::BucketSizes;
 use crate::job::Job;
 use crate::parallel::lock;
 
@@ -32,11 +33,11 @@ pub struct CudaTables {
 /// The origin of tables.
 enum Source {
     Built(Box<HashedTables>),
-    Sent(Box<SentTables>),
+    Uploaded(Box<UploadedTables>),
 }
 
 /// Tables that the host has built.
-struct SentTables {
+struct UploadedTables {
     /// The rows of all tables, table by table.
     rows: Buffer,
     buckets: BucketStarts,
@@ -45,12 +46,12 @@ struct SentTables {
 }
 
 /// The bucket of each row in each table, on the device.
-pub(super) enum HomeBuckets<'a> {
+pub(super) enum HomeBucketBuffer<'a> {
     Built(&'a Buffer),
     Computed(Arc<Buffer>),
 }
 
-impl HomeBuckets<'_> {
+impl HomeBucketBuffer<'_> {
     pub(super) fn buffer(&self) -> &Buffer {
         match self {
             Self::Built(buffer) => buffer,
@@ -77,7 +78,8 @@ impl CudaTables {
         let buckets: u64 = built.sizes.iter().map(|[buckets, ..]| buckets).sum();
         let squares: f64 = built.sizes.iter().map(|[.., squares]| *squares as f64).sum();
         let most_visits: Vec<u64> = built.sizes.iter().map(|[_, largest, _]| *largest).collect();
-        let sizes = (buckets as usize, most_visits.iter().max().map_or(0, |most| *most as usize));
+        let largest = most_visits.iter().max().map_or(0, |most| *most as usize);
+        let sizes = BucketSizes { buckets: buckets as usize, largest };
         let tables = Self {
             tables: hashes.functions.len(),
             table_rows: rows.count,
@@ -107,7 +109,7 @@ impl CudaTables {
         let rows: Vec<&[u8]> = tables.iter().map(|table| sys::bytes_of(table.rows)).collect();
         let buckets: Vec<&[u8]> =
             tables.iter().map(|table| sys::bytes_of(&table.buckets[..])).collect();
-        let source = Source::Sent(Box::new(SentTables {
+        let source = Source::Uploaded(Box::new(UploadedTables {
             rows: device.send(&rows, job)?,
             buckets: BucketStarts {
                 count: numbers[tables.len()] as usize,
@@ -125,18 +127,18 @@ impl CudaTables {
         &self,
         device: &CudaDevice,
         kernels: &BucketKernels,
-    ) -> Result<HomeBuckets<'_>> {
+    ) -> Result<HomeBucketBuffer<'_>> {
         let sent = match &self.source {
             Source::Built(built) => {
                 let home_buckets =
                     built.home_buckets().expect("tables for queries that are rows of the base");
-                return Ok(HomeBuckets::Built(home_buckets));
+                return Ok(HomeBucketBuffer::Built(home_buckets));
             }
-            Source::Sent(sent) => sent,
+            Source::Uploaded(sent) => sent,
         };
         let mut home_buckets = lock(&sent.home_buckets);
         if let Some(home_buckets) = &*home_buckets {
-            return Ok(HomeBuckets::Computed(home_buckets.clone()));
+            return Ok(HomeBucketBuffer::Computed(home_buckets.clone()));
         }
         let (gpu, rows) = (&device.gpu, self.tables * self.table_rows);
         let mut ranges = device.memory.allocate(&gpu.compute, rows * 8)?;
@@ -146,15 +148,15 @@ impl CudaTables {
             rows: &sent.rows,
             buckets: &sent.buckets,
         };
-        kernels.find_own_buckets(&gpu.compute, &mut ranges, &of)?;
-        Ok(HomeBuckets::Computed(home_buckets.insert(Arc::new(ranges)).clone()))
+        kernels.find_home_buckets(&gpu.compute, &mut ranges, &of)?;
+        Ok(HomeBucketBuffer::Computed(home_buckets.insert(Arc::new(ranges)).clone()))
     }
 
     /// The tables, if they were built on the GPU.
     pub(super) fn built(&self) -> Option<&HashedTables> {
         match &self.source {
             Source::Built(built) => Some(built),
-            Source::Sent(_) => None,
+            Source::Uploaded(_) => None,
         }
     }
 
@@ -162,7 +164,7 @@ impl CudaTables {
     pub(super) fn rows(&self) -> &Buffer {
         match &self.source {
             Source::Built(built) => built.rows(),
-            Source::Sent(sent) => &sent.rows,
+            Source::Uploaded(sent) => &sent.rows,
         }
     }
 }

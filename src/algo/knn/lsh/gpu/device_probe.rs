@@ -52,7 +52,8 @@ impl<D: Device> DeviceProbe<'_, D> {
             Some(probed) => (0..queries.len()).map(|query| probed.visited(query) as u64).sum(),
             None => {
                 // A lower bound: large buckets are visited more often than small ones.
-                let of_query = tables as f64 * rows as f64 / self.generator.sizes().0.max(1) as f64;
+                let of_query =
+                    tables as f64 * rows as f64 / self.generator.sizes().buckets.max(1) as f64;
                 (queries.len() as f64 * of_query) as u64
             }
         };
@@ -140,7 +141,7 @@ impl<D: Device> DeviceProbe<'_, D> {
             queries: block.count,
             tables,
             probe_set: probed.map_or(ProbeSet::Home, |probed| ProbeSet::Ranges(probed.ranges())),
-            own: block.self_rows.as_deref().map(SelfRows::Each),
+            self_rows: block.self_rows.as_deref().map(SelfRows::Each),
             left_out: self.left_out.as_deref(),
         };
         let (queries, base) = (&block.queries, &self.reranker.base.on_device);

@@ -7,6 +7,7 @@ use crate::device::{
     BucketTask, Buckets, Device, Hashes, ProbeSet, QueryInput, QueryRows, SelfRows, TablesBuilt,
 };
 use crate::error::{Error, Result};
+use crate::index::lsh::BucketSizes;
 use crate::index::lsh::Family;
 use crate::job::{Job, Phase};
 use crate::parallel::in_parallel;
@@ -33,7 +34,7 @@ impl<D: Device> DeviceTables<D> {
         params: &LshParams,
         is_queried: bool,
         job: &Job,
-    ) -> Result<Option<(Self, (usize, usize))>> {
+    ) -> Result<Option<(Self, BucketSizes)>> {
         let DeviceBase { device, rows, on_device, .. } = &*reranker.base;
         let Some(hashing) = device.hashing() else { return Ok(None) };
         let probes = match (resolved.probe_rule, flips(resolved, params)) {
@@ -120,7 +121,7 @@ impl<D: Device> DeviceTables<D> {
                 None => ProbeSet::Home,
                 Some(probes) => ProbeSet::Hashed { probes },
             },
-            own: match query_rows {
+            self_rows: match query_rows {
                 QueryRows::OfBase { first } => Some(SelfRows::From(first)),
                 QueryRows::Separate => None,
             },

@@ -20,7 +20,7 @@ use crate::algo::knn::params::KnnParams;
 use crate::device::{Device, QueryInput};
 use crate::error::{Error, Result};
 use crate::index::lsh::{
-    Family, HashSignature, Hasher, MOST_PLANES, Near, Prober, Table, TableFunctions, limit,
+    BoxesInRadius, Family, HashSignature, Hasher, MOST_PLANES, Prober, Table, TableFunctions, limit,
 };
 use crate::job::Job;
 use crate::metric::Metric;
@@ -309,8 +309,8 @@ impl RadiusLimits {
         Self(lengths.map(|length| limit(radius, length + others, metric, kind, dim)).collect())
     }
 
-    fn near(&self, query: usize, values: &[f64]) -> Option<Near> {
-        self.0.get(query).map(|limit| Near::new(values, *limit))
+    fn near(&self, query: usize, values: &[f64]) -> Option<BoxesInRadius> {
+        self.0.get(query).map(|limit| BoxesInRadius::new(values, *limit))
     }
 }
 
@@ -354,7 +354,7 @@ impl TrialGroup {
                 for (pair, hit) in positions.zip(hits).filter(|(_, hit)| !**hit) {
                     let key = signature.key(&rows[pair * all..][..trial.hashes]);
                     *hit = match &near {
-                        Some(near) => near.reaches(HashSignature::flips(home, key)),
+                        Some(near) => near.contains(HashSignature::flips(home, key)),
                         None => keys.binary_search(&key).is_ok(),
                     };
                 }
@@ -409,7 +409,7 @@ impl TrialGroup {
                 if let Some(near) = limits.near(query, values) {
                     let home = keys[0];
                     let is_near =
-                        |(key, _): &(u64, _)| near.reaches(HashSignature::flips(home, *key));
+                        |(key, _): &(u64, _)| near.contains(HashSignature::flips(home, *key));
                     keys = buckets.buckets().filter(is_near).map(|(key, _)| key).collect();
                 }
                 probed.clear();

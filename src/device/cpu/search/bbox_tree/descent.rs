@@ -64,7 +64,7 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         let mut leaves = 0;
         for query in 0..self.taken.len() {
             let leaf = self.nearest_leaf::<S, A>(simd, query);
-            self.look_at::<S, A>(simd, leaf, query);
+            self.visit_leaf::<S, A>(simd, leaf, query);
             leaves += 1;
             let mut visited = leaf..leaf + 1;
             if !self.is_bounded(query) {
@@ -104,7 +104,7 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         for lane in lanes.into_iter().rev() {
             let leaf = node * WIDE + lane;
             if sums[lane] <= self.taken[query].1.threshold() && leaf != skipped {
-                self.look_at::<S, A>(simd, leaf, query);
+                self.visit_leaf::<S, A>(simd, leaf, query);
                 leaves += 1;
             }
         }
@@ -186,7 +186,7 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
         for lane in near {
             let leaf = node * WIDE + lane;
             if sums[lane] <= self.taken[query].1.threshold() && !skipped.contains(&leaf) {
-                self.look_at::<S, A>(simd, leaf, query);
+                self.visit_leaf::<S, A>(simd, leaf, query);
                 leaves += 1;
             }
         }
@@ -214,7 +214,7 @@ impl<T: SimdReal, K: Sink<T>> Descent<'_, T, K> {
 
     /// Offers a leaf's rows within the threshold.
     #[inline(always)]
-    fn look_at<S: Simd, A: Accumulate>(&mut self, simd: S, leaf: usize, query: usize) {
+    fn visit_leaf<S: Simd, A: Accumulate>(&mut self, simd: S, leaf: usize, query: usize) {
         let (boxes, pairing) = (self.boxes, self.call.pairing);
         let columns = &boxes.leaves[leaf * boxes.dim..][..boxes.dim];
         let mut sums = [T::ZERO; WIDE];

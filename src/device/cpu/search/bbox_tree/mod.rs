@@ -33,8 +33,8 @@ const ROWS_PER_QUERY: [(usize, usize); 3] = [(8, 256), (12, 64), (16, 4)];
 /// The factor by which queries are expected to grow, if they are base rows.
 const MORE_OF_BASE: usize = 16;
 
-/// If queries are base rows, and at least one in this many of them, their order is taken from the tree instead of
-/// being computed.
+/// The most base rows per query for which queries that are base rows take their order from the tree, instead of
+/// computing it.
 const OF_BASE: usize = 16;
 
 /// Queries of a task, and of the sample that estimates the share of visited leaves.

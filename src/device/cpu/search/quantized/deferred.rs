@@ -87,7 +87,7 @@ impl DeferredPairs {
             let most = query.most(last.0);
             // Rounded up. Different sums may still give equal distances; the row number then decides.
             let most = T::from_f64(most + most.abs() * 2.0 * T::EPSILON.to_f64()) + T::MIN_POSITIVE;
-            let threshold = metric.reach(metric.distance(most)).to_f64();
+            let threshold = metric.largest_sum(metric.distance(most)).to_f64();
             let bound = if rank == k { &mut self.least } else { &mut self.guess };
             *bound = (*bound).max(query.least(threshold));
             let least = self.least();

@@ -29,7 +29,7 @@ use crate::device::cpu::quantize::query_bound::QuantizedQuery;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::Result;
 
-/// If more than one in this many pairs is computed, the next layout is faster.
+/// The number of pairs per computed pair below which the next layout is faster.
 const ONE_PASSES_IN: u64 = 32;
 
 /// The most queries of a task with a prefilter: with fewer, base rows, of which there are three forms, would be read
@@ -39,7 +39,7 @@ const MOST_QUERIES: usize = 512;
 /// From this many queries of a task on, making another layout pays.
 const WORTH_ANOTHER: usize = 64;
 
-/// If more than one query in this many has too many candidates for a guess, the task stops guessing.
+/// The number of queries per failed guess, one with too many candidates, below which a task stops guessing.
 const MOST_GIVEN_UP: usize = 16;
 
 /// Whether the next layout exists; with `true`, it may be made.
@@ -186,8 +186,8 @@ impl QuantizedBase {
     }
 }
 
-/// If 16-bit sums are needed for more than one in this many pairs, computing all of them is faster: a single sum
-/// takes several times as long as one of a panel.
+/// The number of pairs per 16-bit sum below which computing all sums is faster: a single one takes several times as
+/// long as one of a panel.
 fn one_recheck_in(dim: usize) -> u64 {
     8 + 4096 / dim as u64
 }

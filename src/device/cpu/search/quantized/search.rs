@@ -244,8 +244,8 @@ impl<'a, T: SimdReal, K: Sink<T>> QuantizedSearch<'a, T, K> {
         Ok(computed)
     }
 
-    /// If more than `more` pairs have passed, computes their sums and offers them to their sinks; returns their
-    /// number.
+    /// Computes the sums of the pairs that have passed, if more than `more` have, and offers them to their sinks;
+    /// returns their number.
     fn compute_if(&mut self, more: usize) -> Result<u64> {
         let computed = self.passed.len();
         if computed <= more {

@@ -3,7 +3,7 @@
 #include "common/warp.cuh"
 
 // Threads of a block; a warp stages 32 elements at a time of both rows of its 32 pairs.
-constexpr u32 AMONG_THREADS = ELEMENT == F64 ? 64 : 128;
+constexpr u32 DISTANCES_THREADS = ELEMENT == F64 ? 64 : 128;
 
 // The query of a pair: the last one whose pairs start at or before it.
 __device__ __forceinline__ u32 query_of_pair(const u64* starts, u32 queries, u64 pair) {
@@ -20,12 +20,12 @@ __device__ __forceinline__ u32 query_of_pair(const u64* starts, u32 queries, u64
 }
 
 // The distances of pairs. A thread per pair; the first pair has the number `first`.
-extern "C" __global__ __launch_bounds__(AMONG_THREADS) void among(
+extern "C" __global__ __launch_bounds__(DISTANCES_THREADS) void distances_of(
     const Scalar* __restrict__ queries, const Scalar* __restrict__ base,
     const u64* __restrict__ starts, const u32* __restrict__ rows, Real* __restrict__ distances,
     u32 query_rows, u64 first, u32 count, u32 dim) {
-    __shared__ Scalar tiles[AMONG_THREADS / 32][2][32][33];
-    const u32 pair = blockIdx.x * AMONG_THREADS + threadIdx.x;
+    __shared__ Scalar tiles[DISTANCES_THREADS / 32][2][32][33];
+    const u32 pair = blockIdx.x * DISTANCES_THREADS + threadIdx.x;
     const u32 lane = Warp::rank(), warp_pairs = pair - lane;
     if (warp_pairs >= count) return;
     u32 query = 0, row = 0;
