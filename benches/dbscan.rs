@@ -12,14 +12,13 @@
 
 mod common;
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Parser;
-use common::load;
+use common::{Common, load};
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::internals::algo::dbscan::{DbscanParams, Density, dbscan};
-use datafusion_neighbors::internals::device::{AnyDevice, DeviceChoice, Within};
+use datafusion_neighbors::internals::device::{AnyDevice, Within};
 use datafusion_neighbors::internals::job::Job;
 use datafusion_neighbors::internals::rows::Rows;
 use rayon::prelude::*;
@@ -27,31 +26,16 @@ use rayon::prelude::*;
 /// Time dbscan on named workloads.
 #[derive(Parser)]
 struct Options {
-    /// Folder of the Parquet files
-    #[arg(long, default_value = "target/workloads")]
-    dir: PathBuf,
+    #[command(flatten)]
+    common: Common,
     /// Tasks to run: WORKLOAD:EPS:MIN_POINTS[:METRIC[:ROWS]]
     #[arg(long, value_delimiter = ',', default_value = "dense8:0.05:4")]
     task: Vec<String>,
-    /// cpu, cuda or cuda:N
-    #[arg(long, default_value = "cpu")]
-    device: DeviceChoice,
-    /// Timed runs, of which the median is shown
-    #[arg(long, default_value_t = 5)]
-    runs: usize,
-    /// Rows whose answers are checked
-    #[arg(long, default_value_t = 200)]
-    checked: usize,
-    /// Given by cargo
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
-    let device = AnyDevice::choose(options.device, 0, 0.0)?;
-    let info = device.info();
-    println!("{}: {}", info.name, info.description);
+    let device = options.common.open()?;
     println!(
         "{:36} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9} {:>10} {:>10}",
         "task",
@@ -71,8 +55,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             return Err(format!("{task}: WORKLOAD:EPS:MIN_POINTS[:METRIC[:ROWS]]").into());
         };
         let metric: Metric = more.first().unwrap_or(&"l2").parse()?;
-        let most = more.get(1).map_or(Ok(usize::MAX), |rows| rows.parse())?;
-        let path = options.dir.join(format!("{name}-base.parquet"));
+        let most = more.get(1).map_or(Ok(options.common.rows), |rows| rows.parse())?;
+        let Some(path) = options.common.base(name) else { continue };
         // Rows as given: the device computes directions itself.
         let read_as = if metric.is_binary() { metric } else { Metric::L2 };
         let rows = load(&path, most, read_as, false)?;
@@ -94,14 +78,12 @@ fn measure(
         let density = dbscan(device, rows, None, &[rows.len()], params, &Job::default())?;
         Ok::<_, datafusion_neighbors::Error>((clock.elapsed().as_secs_f64(), density))
     };
-    run()?;
-    let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+    let runs = options.common.timed(run)?;
     let kernel = |density: &Density| density.work.work.kernel.as_secs_f64();
     let mut kernels: Vec<f64> = runs.iter().map(|(_, density)| kernel(density)).collect();
     kernels.sort_by(f64::total_cmp);
-    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (seconds, density) = &runs[runs.len() / 2];
-    check(rows, params, density, options.checked)?;
+    check(rows, params, density, options.common.checked)?;
     println!(
         "{task:36} {:>8} {:>8} {:>8} {:>8} {:>8} {seconds:>8.4} {:>9.5} {:>10.1} {:>10}",
         rows.len(),

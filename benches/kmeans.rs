@@ -20,19 +20,18 @@
 mod beside;
 mod common;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use beside::{Beside, Measured, reading};
 use clap::Parser;
-use common::{Phases, load};
+use common::{Common, Phases, load};
+use datafusion_neighbors::AnyDevice;
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::internals::algo::kmeans::{Clustering, Init, KMeansParams, kmeans};
 use datafusion_neighbors::internals::job::{Job, Phase, Watch as _};
 use datafusion_neighbors::internals::matrix::{Elements, Matrix};
 use datafusion_neighbors::internals::rows::Rows;
-use datafusion_neighbors::{AnyDevice, DeviceChoice};
 
 /// Workload, number of clusters, number of rounds.
 const TASKS: &[(&str, usize, usize)] =
@@ -41,42 +40,18 @@ const TASKS: &[(&str, usize, usize)] =
 /// Time kmeans on named workloads.
 #[derive(Parser)]
 struct Options {
-    /// Folder of the Parquet files
-    #[arg(long, default_value = "target/workloads")]
-    dir: PathBuf,
-    /// Workloads to run, separated by commas; by default all whose files are there
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
-    /// cpu, cuda or cuda:N
-    #[arg(long, default_value = "cpu")]
-    device: DeviceChoice,
-    /// Strategy of a GPU for comparing pairs, instead of the fastest one: warps
-    #[arg(long)]
-    way: Option<String>,
-    /// Bytes of the GPU's memory to use
-    #[arg(long, default_value_t = 0)]
-    device_memory: u64,
-    /// Maximum number of rows
-    #[arg(long, default_value_t = usize::MAX)]
-    rows: usize,
+    #[command(flatten)]
+    common: Common,
     /// Factor by which one of the rows is farther from 0 than in the file
     #[arg(long, default_value_t = 1.0)]
     outlier: f32,
-    /// Timed runs, of which the median is shown
-    #[arg(long, default_value_t = 3)]
-    runs: usize,
     #[command(flatten)]
     beside: Beside,
-    /// Given by cargo
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
-    let device = common::device(options.device, options.device_memory, options.way.as_deref())?;
-    let info = device.info();
-    println!("{}: {}", info.name, info.description);
+    let device = options.common.open()?;
     println!(
         "{:8} {:>9} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
         "workload",
@@ -93,17 +68,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let mut measured = Vec::new();
     for (name, k, rounds) in TASKS {
-        let path = options.dir.join(format!("{name}-base.parquet"));
-        let is_chosen = options.only.is_empty() || options.only.iter().any(|only| only == name);
-        if is_chosen && path.exists() {
-            let mut rows = load(&path, options.rows, Metric::L2, false)?;
+        if let Some(path) = options.common.base(name) {
+            let mut rows = load(&path, options.common.rows, Metric::L2, false)?;
             if options.outlier != 1.0 {
                 rows = with_outlier(&rows, options.outlier)?;
             }
             measured.push(measure(name, &device, &rows, (*k, *rounds), &options)?);
         }
     }
-    options.beside.print(&options.device.to_string(), &measured)
+    options.beside.print(&options.common.device.to_string(), &measured)
 }
 
 /// The rows, one of them multiplied by `times`.
@@ -134,12 +107,10 @@ fn measure(
         let clustering = kmeans(device, rows, None, Some(&start), &params, &job)?;
         let seconds = clock.elapsed().as_secs_f64();
         phases.enter(Phase::Emit);
-        Ok::<_, datafusion_neighbors::Error>((seconds, clustering, phases))
+        Ok::<_, datafusion_neighbors::Error>((seconds, (clustering, phases)))
     };
-    run()?;
-    let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
-    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (seconds, clustering, phases) = &runs[runs.len() / 2];
+    let runs = options.common.timed(run)?;
+    let (seconds, (clustering, phases)) = &runs[runs.len() / 2];
     let inertia = check(values, dim, clustering)?;
     println!(
         "{name:8} {:>9} {k:>5} {:>6} {seconds:>9.4} {:>9.4} {:>9.4} {:>9.5} {:>9.3} {:>8.2}% {inertia:>14.6e}",
@@ -156,7 +127,7 @@ fn measure(
     // Peers' times exclude transfers.
     let on_cpu = device.info().memory.is_none();
     let rounds_alone = if on_cpu { *seconds } else { clustering.rounds.work.kernel.as_secs_f64() };
-    let file = options.dir.join(format!("{name}-base.parquet"));
+    let file = options.common.dir.join(format!("{name}-base.parquet"));
     let statement = format!(
         "SELECT count(*), count(DISTINCT cluster_id) FROM kmeans((SELECT v FROM '{}'), k => {k}, max_iterations => {rounds})",
         file.display(),

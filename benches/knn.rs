@@ -20,18 +20,16 @@ mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use beside::{Beside, Measured, reading};
 use clap::Parser;
-use common::{Phases, load};
+use common::{Common, Phases, load};
 use datafusion_neighbors::Metric;
 use datafusion_neighbors::internals::algo::knn::{KnnParams, LshParams, Method, open_base};
-use datafusion_neighbors::internals::device::{
-    AnyDevice, DeviceChoice, Distances, Neighbors, QueryRows,
-};
+use datafusion_neighbors::internals::device::{AnyDevice, Distances, Neighbors, QueryRows};
 use datafusion_neighbors::internals::job::{Job, Phase, Watch as _};
 use datafusion_neighbors::internals::rows::Rows;
 
@@ -54,52 +52,24 @@ const TASKS: &[Task] = &[
 /// Time knn_exact on named workloads.
 #[derive(Parser)]
 struct Options {
-    /// Folder of the Parquet files
-    #[arg(long, default_value = "target/workloads")]
-    dir: PathBuf,
-    /// Workloads to run, separated by commas; by default all whose files are there
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
-    /// cpu, cuda or cuda:N
-    #[arg(long, default_value = "cpu")]
-    device: DeviceChoice,
-    /// Strategy of a GPU for comparing pairs, instead of the fastest one: scanned, filtered or
-    /// warps
-    #[arg(long)]
-    way: Option<String>,
-    /// Bytes of the GPU's memory to use
-    #[arg(long, default_value_t = 0)]
-    device_memory: u64,
+    #[command(flatten)]
+    common: Common,
     /// Maximum number of queries
     #[arg(long, default_value_t = usize::MAX)]
     queries: usize,
-    /// Maximum number of base rows
-    #[arg(long, default_value_t = usize::MAX)]
-    rows: usize,
     /// Approximate search by hashing (knn_lsh)
     #[arg(long)]
     hashed: bool,
     /// Vectors as float64
     #[arg(long)]
     doubles: bool,
-    /// Timed searches, of which the median is shown
-    #[arg(long, default_value_t = 3)]
-    runs: usize,
-    /// Number of queries whose results are compared with the definition
-    #[arg(long, default_value_t = 20)]
-    checked: usize,
     #[command(flatten)]
     beside: Beside,
-    /// Given by cargo
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
-    let device = common::device(options.device, options.device_memory, options.way.as_deref())?;
-    let info = device.info();
-    println!("{}: {}", info.name, info.description);
+    let device = options.common.open()?;
     println!(
         "{:11} {:>5} {:>9} {:>9} {:>10} {:>10} {:>9} {:>8} {:>10} {:>9} {:>6}",
         "workload",
@@ -118,18 +88,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut loaded: Option<(&str, Rows, Rows)> = None;
     for task in TASKS {
         let (name, _, metric, itself) = *task;
-        let base = options.dir.join(format!("{name}-base.parquet"));
-        let is_chosen = options.only.is_empty() || options.only.iter().any(|only| only == name);
-        if !is_chosen || !base.exists() {
-            continue;
-        }
+        let Some(base) = options.common.base(name) else { continue };
         if loaded.as_ref().is_none_or(|(last, _, _)| *last != name) {
             drop(loaded.take());
-            let base = load(&base, options.rows, metric, options.doubles)?;
+            let base = load(&base, options.common.rows, metric, options.doubles)?;
             let queries = match itself {
                 true => base.clone(),
                 false => load(
-                    &options.dir.join(format!("{name}-query.parquet")),
+                    &options.common.dir.join(format!("{name}-query.parquet")),
                     options.queries,
                     metric,
                     options.doubles,
@@ -148,7 +114,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             measured.push(measure(&device, task, base, &queries, &options)?);
         }
     }
-    options.beside.print(&options.device.to_string(), &measured)
+    options.beside.print(&options.common.device.to_string(), &measured)
 }
 
 fn measure(
@@ -162,20 +128,18 @@ fn measure(
     let search = open_base(device, base.clone(), params, Method::Exact, &Job::default())?;
     let of_base = QueryRows::OfBase { first: 0 };
     let query_rows = if itself { of_base } else { QueryRows::Separate };
-    let run = || search.search(queries, query_rows, &Job::default()).map(|result| result.neighbors);
-    let mut neighbors = run()?;
-    let mut times = Vec::new();
-    for _ in 0..options.runs {
+    let run = || {
         let start = Instant::now();
-        neighbors = run()?;
-        times.push((start.elapsed().as_secs_f64(), neighbors.work.kernel.as_secs_f64()));
-    }
-    times.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (seconds, kernel) = times[times.len() / 2];
+        let neighbors = search.search(queries, query_rows, &Job::default())?.neighbors;
+        Ok::<_, datafusion_neighbors::Error>((start.elapsed().as_secs_f64(), neighbors))
+    };
+    let runs = options.common.timed(run)?;
+    let (seconds, neighbors) = &runs[runs.len() / 2];
+    let (seconds, kernel) = (*seconds, neighbors.work.kernel.as_secs_f64());
     let on_cpu = device.info().memory.is_none();
     let pairs = queries.len() as f64 * base.len() as f64;
     let flops = 2.0 * base.matrix().dim() as f64 * pairs;
-    let errors = errors(&neighbors, queries, base, metric, k, itself, options.checked);
+    let errors = errors(neighbors, queries, base, metric, k, itself, options.common.checked);
     println!(
         "{name:11} {k:>5} {:>9} {:>9} {seconds:>10.4} {kernel:>10.4} {:>9.2} {:>8.0} {:>10} {:>9} {errors:>6}",
         queries.len(),
@@ -190,7 +154,7 @@ fn measure(
     }
     let row_bytes = base.matrix().kind().bytes() * base.matrix().kind().width(base.matrix().dim());
     let read = (queries.len() + base.len()) * row_bytes + queries.len() * neighbors.per_query * 8;
-    let file = options.dir.join(format!("{name}-base.parquet"));
+    let file = options.common.dir.join(format!("{name}-base.parquet"));
     Ok(Measured {
         workload: name,
         k,
@@ -238,13 +202,11 @@ fn measure_hashed(
         phases.enter(Phase::Emit);
         let of = |phase| phases.seconds(phase);
         let shown = (of(Phase::Hash), of(Phase::Build), of(Phase::Compare));
-        Ok::<_, datafusion_neighbors::Error>((all - of(Phase::Upload), shown, result))
+        Ok::<_, datafusion_neighbors::Error>((all - of(Phase::Upload), (shown, result)))
     };
-    run()?;
-    let mut runs = (0..options.runs.max(1)).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
-    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (seconds, (hash, build, compare), result) = &runs[runs.len() / 2];
-    let step = base.len().div_ceil(options.checked.max(1)).max(1);
+    let runs = options.common.timed(run)?;
+    let (seconds, ((hash, build, compare), result)) = &runs[runs.len() / 2];
+    let step = base.len().div_ceil(options.common.checked.max(1)).max(1);
     let (mut near, mut all) = (0, 0);
     for query in (0..base.len()).step_by(step) {
         let query_row = base.slice(query..query + 1);
