@@ -36,7 +36,8 @@ pub fn trials() -> Vec<(String, Test)> {
         let name = format!("dbscan::clusters_of_all_sizes::{metric}");
         all.push((name, Box::new(move |device| sizes(device, metric))));
     }
-    let others: [(&str, Check); 11] = [
+    let others: [(&str, Check); 12] = [
+        ("single_runs", single),
         ("groups_are_clustered_by_themselves", groups),
         ("weights_are_added_exactly", weights),
         ("chains_of_border_rows_join_nothing", chains),
@@ -152,6 +153,32 @@ fn many_dimensions(device: &AnyDevice, metric: Metric, only: Option<&str>) -> Re
         let matrix = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
         compare(device, metric, &matrix, i as u64, &[0.001, 0.05], distance)
             .map_err(|error| format!("{name}: {}", error.message().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+/// One run for each metric, type and shape, short enough for tools that slow down every memory
+/// access.
+fn single(device: &AnyDevice) -> Result<(), Failed> {
+    for metric in [Metric::L2, Metric::L1, Metric::Cosine] {
+        for (count, dim) in [(330, 2), (700, 8), (700, 40), (400, 300)] {
+            let narrow: Vec<f32> = normal(7, count, dim).iter().map(|x| *x as f32).collect();
+            let values: Vec<f64> = narrow.iter().map(|x| f64::from(*x)).collect();
+            let of: Vec<Row> = values.chunks(dim).map(|row| Row::new(metric, row)).collect();
+            let mut sums: Vec<f64> = (1..count).map(|b| of[0].sum(metric, &of[b])).collect();
+            sums.sort_unstable_by(f64::total_cmp);
+            let within = sums[count / 50];
+            let eps = if metric == Metric::L2 { within.sqrt() } else { within };
+            let limit = if metric == Metric::L2 { eps * eps } else { eps };
+            let near = |a: usize, b: usize| a == b || of[a].sum(metric, &of[b]) <= limit;
+            let params = DbscanParams::try_new(eps, 3, metric)?;
+            let expected = oracle(count, 3.0, |_| 1.0, near);
+            for elements in [Elements::F32(narrow), Elements::F64(values.clone())] {
+                let rows = Rows::all(Arc::new(Matrix::new(elements, count, dim)));
+                let density = cluster(device, &rows, None, &[count], &params)?;
+                same(&density, &expected).map_err(|error| format!("{metric}, {dim}: {error}"))?;
+            }
+        }
     }
     Ok(())
 }

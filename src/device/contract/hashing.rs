@@ -12,8 +12,8 @@ use crate::metric::Metric;
 /// The primitives of LSH searches, for devices that have them: see
 /// [`Device::hashing`](crate::device::Device::hashing).
 ///
-/// A device may refuse single searches: [`accepts`](Self::accepts) is then false, and the other
-/// primitives return `None`. The host searches instead, with the same result.
+/// A device may refuse single searches: [`accepts`](Self::accepts) is then false, and the host
+/// searches instead, with the same result.
 pub trait HashingDevice {
     /// Rows on the device.
     type Rows;

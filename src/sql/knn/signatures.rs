@@ -20,8 +20,8 @@ pub(super) const LSH: [Argument; 27] = [
         "recall",
         ArgumentKind::Value,
         "0.9",
-        "The share of the neighbours to be found, above 0 and below 1, for which what is not given \
-         is chosen",
+        "The share of the neighbours to be found, above 0 and below 1. Arguments that are not given are \
+         chosen for it",
     ),
     FAMILY,
     Argument::optional(

@@ -52,7 +52,10 @@ const SHARED: &[Shared] = &[
     Shared {
         page: "sql/kmeans.md",
         file: "src/device/cpu/plan.rs",
-        numbers: &[("rounds in more than {} dimensions", "const EXHAUSTIVE_DIM: usize = ")],
+        numbers: &[
+            ("rounds in more than {} dimensions", "const EXHAUSTIVE_DIM: usize = "),
+            ("if those are at most {} bytes a row", "const ELKAN_BYTES: usize = "),
+        ],
     },
     Shared {
         page: "sql/kmeans.md",
@@ -248,7 +251,7 @@ const SHARED: &[Shared] = &[
         numbers: &[
             ("While {} statements compute", "const FULL: usize = "),
             ("further ones get an {}", "const SHARE: usize = "),
-            ("wait once {} threads for each core", "const MOST: usize = "),
+            ("once {} threads for each core are", "const MOST: usize = "),
         ],
     },
     Shared {
