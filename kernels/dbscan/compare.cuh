@@ -2,7 +2,7 @@
 
 #include "dbscan/products.cuh"
 
-typedef Total Sums[COLUMNS][2];
+typedef Total PairSums[COLUMNS][2];
 
 // A lane's rows of a tile.
 struct LaneRows {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void load(const Dbscan& all, u32 tile, LaneRows& lane
 
 // Adds the sums of a lane's rows and the query's compared rows from `first` on.
 __device__ __forceinline__ void add_pairs(
-    const LaneRows& lane_rows, u32 first, u32 last, const Query& query, Sums& sums) {
+    const LaneRows& lane_rows, u32 first, u32 last, const Query& query, PairSums& sums) {
 #pragma unroll
     for (u32 i = 0; i < COLUMNS; i++) {
         const u32 row = query.compared[min(first + i, last - 1)];
@@ -66,7 +66,7 @@ __device__ __forceinline__ void compare(
         } else if constexpr (DIM == 0) {
             if (!find_in_block(all, tile, first, last, others, query, work)) continue;
         } else {
-            Sums sums;
+            PairSums sums;
             add_pairs(lane_rows, first, last, query, sums);
 #pragma unroll
             for (u32 i = 0; i < COLUMNS; i++) {

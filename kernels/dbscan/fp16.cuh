@@ -30,7 +30,7 @@ __device__ __forceinline__ double of_unit_vector(const Dbscan& all, u32 row, u32
 }
 
 // Quantises a row into the slices of its slot. By a whole warp.
-__device__ __forceinline__ Rounded round_row(const Dbscan& all, u32 slot, u32 row) {
+__device__ __forceinline__ RoundedRow round_row(const Dbscan& all, u32 slot, u32 row) {
     u32* to = reinterpret_cast<u32*>(all.products.slices + (u64)slot * all.products.count * 4);
     const u32 words = all.products.count * 16;
     Direction of = {1, 0, 1};
@@ -72,7 +72,7 @@ __device__ __forceinline__ Rounded round_row(const Dbscan& all, u32 slot, u32 ro
     // fmax ignores NaN elements, so `lost` is checked as well.
     const bool is_fit = largest < LARGEST && lost < LARGEST * LARGEST * LARGEST &&
                         (!IS_DIRECTION || row == NONE || fabs(length - 1) < UNIT_LENGTH);
-    return Rounded{is_fit ? __double2float_rn(square) : 0, is_fit ? scale : 0,
+    return RoundedRow{is_fit ? __double2float_rn(square) : 0, is_fit ? scale : 0,
                    is_fit ? __double2float_ru(error) : Limits<float>::infinity(), 0};
 }
 
@@ -84,7 +84,7 @@ extern "C" __global__ __launch_bounds__(256) void round_tiles(const __grid_const
     for (u32 i = warp; i < TILE; i += 8) {
         const u32 slot = tile * TILE + i, row = all.order[slot];
         if constexpr (HAS_FP16) {
-            const Rounded rounded = round_row(all, slot, row);
+            const RoundedRow rounded = round_row(all, slot, row);
             if (Warp::rank() == 0) all.products.rounded[slot] = rounded;
             error = fmaxf(error, rounded.error);
             square = fmaxf(square, rounded.square);

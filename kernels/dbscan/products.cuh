@@ -51,7 +51,7 @@ struct Judge {
 
     __device__ __forceinline__ Judge(const Dbscan& all, const Query& query, u32 row, float2 others) {
         if constexpr (HAS_FP16) {
-            const Rounded& of = query.rounded[row];
+            const RoundedRow& of = query.rounded[row];
             const float lost = (2 * LOST * all.products.count + BESIDES) * UNIT;
             const float slack = __fmul_ru(lost, __fadd_ru(of.square, others.y));
             const float error = __fadd_ru(of.error, others.x);

@@ -20,7 +20,7 @@ struct Query {
     u32 slots[TILE];  // NONE if there is no row
     Real inverses[IS_DIRECTION ? TILE : 1];
     u32 bits[HAS_BITS ? TILE : 1];
-    Rounded rounded[HAS_FP16 ? TILE : 1];
+    RoundedRow rounded[HAS_FP16 ? TILE : 1];
     // Coordinates, rounded down and up; the bounding boxes of every FEW rows, and of all rows.
     float lows[COORDINATES][TILE], highs[ARE_EXACT ? 1 : COORDINATES][TILE];
     float few_lows[COORDINATES][TILE / FEW], few_highs[COORDINATES][TILE / FEW];

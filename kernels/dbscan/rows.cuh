@@ -49,14 +49,14 @@ struct Weight {
 
 // A row minus the centre, in units, rounded to fp16 numbers times a power of two, the scale: the squared norm
 // of the rounded row, the scale, and a bound on the rounding error.
-struct Rounded {
+struct RoundedRow {
     float square, scale, error, unused;
 };
 
 // The operands of tensor-core products.
 struct Products {
     uint4* slices;         // by slot, `count` slices of 64 bytes: fp16 numbers, or bits
-    Rounded* rounded;      // by slot
+    RoundedRow* rounded;      // by slot
     float2* most;          // by tile: the largest error and square of its rows
     const double* centre;  // by dimension
     double unit;           // one over a unit: a power of two

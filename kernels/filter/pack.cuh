@@ -199,10 +199,10 @@ struct Eight {
 };
 
 // Sums over a row's elements.
-struct Sums {
+struct RowSums {
     double squares = 0, lost = 0, mixed = 0, raw = 0;
 
-    __device__ __forceinline__ void add(const Sums& other) {
+    __device__ __forceinline__ void add(const RowSums& other) {
         squares += other.squares;
         lost += other.lost;
         mixed += other.mixed;
@@ -253,7 +253,7 @@ extern "C" __global__ __launch_bounds__(PANEL) void pack_base(
     unsigned char* tile = tiles + position / pack.tile * pack.tile * pack.stored * 32;
     const u32 in_tile = position % pack.tile;
     if (place < 4) largest[place] = 0;
-    Sums sums;
+    RowSums sums;
     for (u32 start = 0; start < columns; start += 8) {
         const Eight eight(from, centre, scale, start, pack.dim, is_row);
         if (start < pack.pitch) eight.write(rows + position * pack.pitch + start);
@@ -287,7 +287,7 @@ extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
     const Scalar* __restrict__ queries, const double* __restrict__ centre,
     const Packing* __restrict__ packing, unsigned char* __restrict__ tiles,
     Scalar* __restrict__ rows, QueryNorms* __restrict__ query_norms, u32* __restrict__ thresholds, Pack pack) {
-    __shared__ Sums parts[PARTS][PANEL];
+    __shared__ RowSums parts[PARTS][PANEL];
     const u32 place = threadIdx.x % PANEL, part = threadIdx.x / PANEL, columns = pack.steps * 16;
     const u32 query = blockIdx.x * PANEL + place;
     const bool is_row = query < pack.rows;
@@ -298,22 +298,22 @@ extern "C" __global__ __launch_bounds__(PARTS* PANEL) void pack_queries(
         if (SUM == PRODUCTS) eight.negate(scale, centre, start, pack.dim, is_row);
         return eight;
     };
-    const auto sum_of_parts = [&](const Sums& of_part) {
+    const auto sum_of_parts = [&](const RowSums& of_part) {
         __syncthreads();
         parts[part][place] = of_part;
         __syncthreads();
-        Sums all = parts[0][place];
+        RowSums all = parts[0][place];
         for (u32 other = 1; other < PARTS; ++other) all.add(parts[other][place]);
         return all;
     };
-    Sums sums;
+    RowSums sums;
     for (u32 start = 8 * part; start < pack.dim; start += 8 * PARTS) {
         const Eight eight = eight_from(start);
         for (u32 i = 0; i < 8; ++i) sums.squares = fma(eight.scaled[i], eight.scaled[i], sums.squares);
     }
     // Sums of products with norms up to 64 must not overflow fp16.
     const bool is_near = sum_of_parts(sums).squares < 256.0 * 256.0;
-    sums = Sums();
+    sums = RowSums();
     for (u32 start = 8 * part; start < columns; start += 8 * PARTS) {
         const Eight eight = eight_from(start);
         if (is_row && start < pack.pitch) eight.write(rows + (u64)query * pack.pitch + start);

@@ -35,7 +35,7 @@ __device__ __forceinline__ void fetch(unsigned char* to, const unsigned char* fr
 }
 
 // The sums of a warp: four times 16 queries by four times 8 rows.
-struct Sums {
+struct WarpSums {
     Sum32 all[4][4][4];
 
     // Starts sums so that passing pairs have sums >= 0.
@@ -135,7 +135,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void filter(
     for (u32 i = 0; i + 1 < STAGES; ++i) fetch_next();
 
     u32 stage = 0;
-    Sums sums;
+    WarpSums sums;
     // Waits until all warps have the next panel and have finished the one before.
     const auto panel_at = [&] {
         wait_for_groups<STAGES - 2>();

@@ -56,7 +56,7 @@ struct ThreadRows {
 
 // The rows of a block in shared memory, in the staged dimensions. The distance between rows, `pitch`, is odd,
 // which avoids bank conflicts.
-struct Tile {
+struct StagedRows {
     float* elements;
     u32 pitch;
 
@@ -97,7 +97,7 @@ struct Tile {
 // Adds the integers of a batch of functions, from `first` on, to the keys of a thread's rows.
 __device__ __forceinline__ void add_functions(
     const Functions& of, u32 first, const Scalar* __restrict__ rows, const double* __restrict__ numbers,
-    const double* __restrict__ offsets, const Building& building, const Tile& tile, Batch& some,
+    const double* __restrict__ offsets, const Building& building, const StagedRows& tile, Batch& some,
     ThreadRows& thread_rows) {
     float sums[ROWS][BATCH];
 #pragma unroll
@@ -217,7 +217,7 @@ extern "C" __global__ __launch_bounds__(128, 3) void hash_rows(
     extern __shared__ float elements[];
     __shared__ __align__(16) Batch some;
     const u64 first_row = building.first + (u64)blockIdx.x * blockDim.x * ROWS;
-    const Tile tile = {elements, min(of.dim, (u32)STAGED) | 1};
+    const StagedRows tile = {elements, min(of.dim, (u32)STAGED) | 1};
     ThreadRows thread_rows;
     thread_rows.is_in_range = true;
     float squares[ROWS] = {};

@@ -25,7 +25,7 @@ constexpr u32 PENDING = 64;  // pairs that a warp buffers
 
 // Whether a row or the centroid of its best product is an outlier, or the exact sums are too coarse to tell
 // centroids apart.
-__device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Fp16Buffers& buffers, const Rounded& row,
+__device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Fp16Buffers& buffers, const RoundedNorms& row,
                                             u32 cluster) {
     const float typical = __uint_as_float(rounds.status->typical_row);
     const bool are_coarse = !(buffers.absolute <= (double)typical * typical);
@@ -35,7 +35,7 @@ __device__ __forceinline__ bool is_far_away(const Rounds& rounds, const Fp16Buff
 // A lower bound on the gap of a row, from a lower bound on its best product and an upper bound on its second
 // best. Unknown if a centroid is an outlier, whose product does not give its distance.
 __device__ __forceinline__ float gap_of(const Rounds& rounds, const Fp16Buffers& buffers, const Errors& errors,
-                                        const Rounded& row, float2 products) {
+                                        const RoundedNorms& row, float2 products) {
     if (rounds.status->has_far != 0) return not_known();
     const float error = row.error + errors.largest_error, square = row.length * row.length;
     // From the rounded row to rounded centroids: see above. Lengths are up to 2e-6 too large.
@@ -130,7 +130,7 @@ extern "C" __global__ __launch_bounds__(32 * WARPS, BLOCKS) void assign_tiles(
         if (lane % 4 == 0 && place < compared.count) {
             row = compared.row(place);
             before = rounds.labels[row];
-            const Rounded rounded = buffers.rounded[row];
+            const RoundedNorms rounded = buffers.rounded[row];
             const float high = __int_as_float(one), low = __int_as_float(two);
             const float margin = errors.margin(rounded, high, PLACES);
             float gap = not_known();
@@ -165,7 +165,7 @@ extern "C" __global__ __launch_bounds__(256) void take_certain(Rounds rounds, Fp
         row = compared.row(place);
         const uint4 result = *reinterpret_cast<const uint4*>(&buffers.results[place]);
         const float best = __uint_as_float(result.x), second = __uint_as_float(result.y);
-        const Rounded rounded = buffers.rounded[row];
+        const RoundedNorms rounded = buffers.rounded[row];
         const WarpgroupMargins margins(errors, rounded, best);
         before = rounds.labels[row];
         cluster = rounds.k == 1 ? 0 : result.z;

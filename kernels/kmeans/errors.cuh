@@ -33,12 +33,12 @@ struct Errors {
     // Upper bounds on the distance of a row from its nearest centroid, or from one that exact sums may take
     // for it, given the best product without its bias and the summation error (`distance`); and on the effect
     // of rounding on a product with such a centroid (`rounding`).
-    __device__ __forceinline__ float distance(const Rounded& row, float best, float adding_up) const {
+    __device__ __forceinline__ float distance(const RoundedNorms& row, float best, float adding_up) const {
         const float error = row.error + largest_error;
         const float square = fmaxf(row.length * row.length - 2 * best, 0.0f);
         return 1.001f * (error + __fsqrt_ru(square + 5 * error * error + 2 * adding_up + 4 * absolute));
     }
-    __device__ __forceinline__ float rounding(const Rounded& row, float distance) const {
+    __device__ __forceinline__ float rounding(const RoundedNorms& row, float distance) const {
         const float error = row.error + largest_error;
         return error * (distance + 2 * error);
     }
@@ -57,7 +57,7 @@ struct Errors {
 
     // The lead over all others that makes the best product's centroid certain to be the nearest in exact
     // sums.
-    __device__ __forceinline__ float margin(const Rounded& row, float best, u32 places) const {
+    __device__ __forceinline__ float margin(const RoundedNorms& row, float best, u32 places) const {
         const float stored = this->stored(places);
         const float away = distance(row, best - bias, adding_up + stored);
         return 1.001f * (2 * (rounding(row, away) + adding_up) + stored + exact(away)) + 1e-30f;
@@ -69,7 +69,7 @@ struct Errors {
 struct WarpgroupMargins {
     float lead, least, adding_up;
 
-    __device__ __forceinline__ WarpgroupMargins(const Errors& errors, const Rounded& row, float best) {
+    __device__ __forceinline__ WarpgroupMargins(const Errors& errors, const RoundedNorms& row, float best) {
         const float length = row.length + row.error, both = length + errors.largest_centroid;
         // An upper bound on the magnitude of all sums and terms: |x||c| + |c|^2 / 2 + n. Each multiplication
         // loses up to 32 units.

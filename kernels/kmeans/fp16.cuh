@@ -10,7 +10,7 @@ struct Pair {
 };
 
 // The norms of a row rounded to fp16, and of its rounding error.
-struct Rounded {
+struct RoundedNorms {
     float length, error;
 };
 
@@ -25,7 +25,7 @@ struct WarpgroupResult {
 struct Fp16Buffers {
     unsigned char* fp16_rows;       // rows and centroids, scaled and rounded to fp16, …
     unsigned char* fp16_centroids;  // … for warpgroups in swizzled tiles
-    Rounded* rounded;
+    RoundedNorms* rounded;
     float* half_squares;   // per centroid, for single warps: minus half the sum of the squared norms of its
                            // fp16 value and of its rounding error
     u32* far;              // per centroid, in whole tiles: whether it is an outlier
@@ -108,7 +108,7 @@ __device__ __forceinline__ unsigned short part_of(float value, u32 which) {
 
 // n, an upper bound on half the squared norm of a row, so large that a product minus n is negative: below
 // -|h(x) - h(c)|^2 / 2 - |h(x)|^2 / 32 - 1e-3, while summation loses at most 2^-10 (|h(x)| + |h(c)|)^2.
-__device__ __forceinline__ float norm_of(const Rounded& row) {
+__device__ __forceinline__ float norm_of(const RoundedNorms& row) {
     const float length = row.length + row.error;
     return __fmaf_rn(length * length, 0.53125f, 1e-3f);
 }

@@ -10,7 +10,7 @@ constexpr unsigned short MINUS_INFINITY = 0xfc00;
 // rounded up: sums of 1,024 squares have a relative error below 3e-6, differences of x and h(x) an error of
 // 2^-24 of x. `use` gets each element's index, rounded value and exact value.
 template <typename Use>
-__device__ __forceinline__ Rounded round_row(const Fp16Buffers& buffers, const Scalar* from,
+__device__ __forceinline__ RoundedNorms round_row(const Fp16Buffers& buffers, const Scalar* from,
                                              Use&& use) {
     float length = 0, error = 0;
 #pragma unroll
@@ -50,7 +50,8 @@ extern "C" __global__ __launch_bounds__(256) void round_rows(Rounds rounds, Fp16
         }
         return;
     }
-    const Rounded rounded = round_row(buffers, rounds.rows + (u64)row * DIM, [&](u32 j, unsigned short half, double) {
+    const Scalar* from = rounds.rows + (u64)row * DIM;
+    const RoundedNorms rounded = round_row(buffers, from, [&](u32 j, unsigned short half, double) {
         if (!BY_WARPGROUPS || j < DIM) put(j, half);
     });
     if constexpr (BY_WARPGROUPS) {
@@ -113,7 +114,7 @@ extern "C" __global__ __launch_bounds__(256) void round_centroids(
         return;
     }
     double square = 0, in_parts = 0;
-    const Rounded rounded = round_row(buffers, current_centroids(rounds) + (u64)cluster * DIM,
+    const RoundedNorms rounded = round_row(buffers, current_centroids(rounds) + (u64)cluster * DIM,
                                 [&](u32 j, unsigned short half, double x) {
                                     if (!BY_WARPGROUPS || j < DIM) put(j, half);
                                     const double value = from_fp16(half);

@@ -67,7 +67,7 @@ struct Rounds {
 };
 
 // Sums of clusters, and the convergence test.
-struct Sums {
+struct ClusterSums {
     const double* weights;  // per cluster and dimension: sum of the weighted elements, in steps, …
     long long* sums;        // … and in parts of a step, if HAS_PARTS; after the dimensions that of weights, if WEIGHTED
     long long* parts;       // per cluster: number of rows with a weight

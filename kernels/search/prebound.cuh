@@ -25,7 +25,7 @@ struct Least {
     }
     __device__ __forceinline__ Threshold threshold(u32 query) const { return threshold_of_all(); }
 
-    __device__ __forceinline__ void keep_least(const Tile& tile, u32 first_query, u32 panel,
+    __device__ __forceinline__ void keep_least(const ThreadSums& tile, u32 first_query, u32 panel,
                                                Place place, const Pass& pass) {
 #pragma unroll
         for (u32 x = 0; x < ROWS; ++x) {

@@ -66,7 +66,7 @@ __device__ __forceinline__ void load(Scalar (&to)[VECTORS * VECTOR], const Scala
 }
 
 // A thread's sums.
-struct Tile {
+struct ThreadSums {
     Total totals[QUERIES][ROWS];
     u32 query_bits[QUERIES], row_bits[ROWS];
 
@@ -167,7 +167,7 @@ struct TopK {
 // Offers one query's pairs. A loop that rotates the totals: unrolled, it would be 64 copies of a rarely taken
 // path.
 template <typename Sink>
-__device__ __forceinline__ void offer(Tile& tile, u32 q, Threshold threshold, u32 query, u32 panel,
+__device__ __forceinline__ void offer(ThreadSums& tile, u32 q, Threshold threshold, u32 query, u32 panel,
                                       u32 slot, Place place, const Pass& pass, const Sink& sink) {
 #pragma unroll 1
     for (u32 x = 0; x < ROWS; ++x, tile.rotate(q)) {
@@ -184,7 +184,7 @@ __device__ __forceinline__ void offer(Tile& tile, u32 q, Threshold threshold, u3
 
 // Examines a finished tile: one test for all its pairs, then one per query, then one per pair.
 template <typename Sink>
-__device__ __forceinline__ void examine(Tile& tile, const Threshold* thresholds, u32 first_query,
+__device__ __forceinline__ void examine(ThreadSums& tile, const Threshold* thresholds, u32 first_query,
                                         u32 panel, u32 slot, Place place, const Pass& pass,
                                         const Sink& sink) {
     u32 hits = 0;
@@ -269,7 +269,7 @@ __device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__
     }
     if (RESIDENT) stage(query_stages, query_panel, SLICE);
     fill(next, 0);
-    Tile tile;
+    ThreadSums tile;
     tile.clear();
     for (u32 stage_index = 0; !now.is_over(pass); stage_index ^= 1) {
         wait_for_copies();

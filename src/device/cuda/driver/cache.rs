@@ -208,9 +208,9 @@ mod tests {
     use super::*;
 
     /// A cache in a folder of its own, removed at the end.
-    struct Scratch(Cache);
+    struct TemporaryCache(Cache);
 
-    impl Scratch {
+    impl TemporaryCache {
         fn new(name: &str) -> Self {
             let process = std::process::id();
             let dir = std::env::temp_dir().join(format!("neighbors-{name}-{process}"));
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    impl Drop for Scratch {
+    impl Drop for TemporaryCache {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(self.0.dir.as_ref().unwrap());
         }
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_was_stored_is_loaded() {
-        let scratch = Scratch::new("round-trip");
+        let scratch = TemporaryCache::new("round-trip");
         let key = CacheKey::of(&["kernel"]);
         assert_eq!(scratch.0.load(key), None);
         scratch.0.store(key, b"cubin");
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn damage_is_a_miss_and_is_repaired() {
-        let scratch = Scratch::new("damage");
+        let scratch = TemporaryCache::new("damage");
         let key = CacheKey::of(&["kernel"]);
         scratch.0.store(key, b"cubin");
         let path = scratch.0.path(key).unwrap();
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn what_others_may_have_written_is_refused() {
         use std::os::unix::fs::PermissionsExt;
-        let scratch = Scratch::new("owner");
+        let scratch = TemporaryCache::new("owner");
         let key = CacheKey::of(&["kernel"]);
         scratch.0.store(key, b"cubin");
         let (dir, path) = (scratch.0.dir.clone().unwrap(), scratch.0.path(key).unwrap());
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn only_the_owner_can_access_what_is_created() {
         use std::os::unix::fs::PermissionsExt;
-        let scratch = Scratch::new("modes");
+        let scratch = TemporaryCache::new("modes");
         let outer = scratch.0.dir.clone().unwrap();
         let inner = outer.join("caches").join("kernels");
         let cache = Cache { dir: Some(inner.clone()) };
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn files_to_be_renamed_are_new() {
-        let scratch = Scratch::new("names");
+        let scratch = TemporaryCache::new("names");
         let dir = scratch.0.dir.clone().unwrap();
         fs::create_dir_all(&dir).unwrap();
         let path = scratch.0.path(CacheKey::of(&["kernel"])).unwrap();
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn concurrent_writers_leave_one_whole_entry() {
-        let scratch = Scratch::new("writers");
+        let scratch = TemporaryCache::new("writers");
         let key = CacheKey::of(&["kernel"]);
         let payload = vec![7u8; 1 << 16];
         std::thread::scope(|scope| {
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_written_is_no_error() {
-        let scratch = Scratch::new("unwritable");
+        let scratch = TemporaryCache::new("unwritable");
         let file = scratch.0.dir.clone().unwrap();
         fs::create_dir_all(&file).unwrap();
         fs::write(file.join("file"), b"").unwrap();
