@@ -48,16 +48,23 @@ impl Arguments {
                 }
             }
         }
-        let is_relation = |arg: &ast::Expr| relation::is_relation(arg, context);
+        let is_relation = |arg: &ast::Expr| {
+            relation::is_relation(arg, context) || matches!(arg, ast::Expr::Array(_))
+        };
         let names = function.place(&positional, &named, is_relation)?;
         let mut arguments = Self { function, inputs: Vec::new(), values: Vec::new() };
         for (name, arg) in names.into_iter().zip(positional).chain(named) {
             arguments.check_new(name)?;
-            if let ArgumentKind::Input | ArgumentKind::Relation = function.kind(name) {
-                let plan = relation::plan(function.name, name, arg, context)?;
-                arguments.inputs.push((name, plan));
-            } else {
-                arguments.values.push((name, value(function, name, arg, context)?));
+            match function.kind(name) {
+                ArgumentKind::InputOrVector if relation::is_vector(&arg, context) => {
+                    let vector = context.sql_to_expr(arg, &DFSchema::empty())?;
+                    arguments.values.push((name, Value::Expr(vector)));
+                }
+                ArgumentKind::Input | ArgumentKind::InputOrVector | ArgumentKind::Relation => {
+                    let plan = relation::plan(function.name, name, arg, context)?;
+                    arguments.inputs.push((name, plan));
+                }
+                _ => arguments.values.push((name, value(function, name, arg, context)?)),
             }
         }
         Ok(arguments)
@@ -76,7 +83,7 @@ impl Arguments {
         let names = function.place(exprs, &[], is_relation)?;
         let mut arguments = Self { function, inputs: Vec::new(), values: Vec::new() };
         for (name, expr) in names.into_iter().zip(exprs) {
-            if function.kind(name) == ArgumentKind::Input {
+            if matches!(function.kind(name), ArgumentKind::Input | ArgumentKind::InputOrVector) {
                 arguments.inputs.push((name, table(expr)?));
             } else {
                 arguments.values.push((name, columns_of(function, name, expr)));

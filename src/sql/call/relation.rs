@@ -35,6 +35,18 @@ pub(in crate::sql) fn is_relation(arg: &ast::Expr, context: &dyn RelationPlanner
     }
 }
 
+/// Whether an argument is one vector in place of a relation: an array, a parameter, or a scalar
+/// function or cast that makes one.
+pub(in crate::sql) fn is_vector(arg: &ast::Expr, context: &dyn RelationPlannerContext) -> bool {
+    match arg {
+        ast::Expr::Array(_) | ast::Expr::Cast { .. } => true,
+        ast::Expr::Value(value) => matches!(value.value, ast::Value::Placeholder(_)),
+        ast::Expr::Function(_) => !is_relation(arg, context),
+        ast::Expr::Nested(inner) => is_vector(inner, context),
+        _ => false,
+    }
+}
+
 /// The plan of a relation given as an argument.
 pub(in crate::sql) fn plan(
     function: &str,

@@ -58,6 +58,8 @@ pub(in crate::sql) const WEIGHT: Argument = Argument::optional(
 pub(in crate::sql) enum ArgumentKind {
     /// A relation, by position or by name.
     Input,
+    /// A relation or one vector, by position or by name.
+    InputOrVector,
     /// A relation, by name only.
     Relation,
     /// A constant, or a parameter such as $1.
@@ -86,10 +88,16 @@ impl Argument {
 }
 
 impl ArgumentKind {
+    /// Whether it is a relation that may be given by position.
+    fn is_input(self) -> bool {
+        matches!(self, Self::Input | Self::InputOrVector)
+    }
+
     /// The accepted values, in words.
     pub fn accepted(self) -> String {
         match self {
             Self::Input => "relation".to_string(),
+            Self::InputOrVector => "relation or vector".to_string(),
             Self::Relation => "relation, by name".to_string(),
             Self::Value => "constant".to_string(),
             Self::Columns => "columns".to_string(),
@@ -161,8 +169,8 @@ impl CallSignature {
 
     /// The positional arguments in order, then the arguments by name only.
     pub fn in_order(&self) -> impl Iterator<Item = &'static Argument> {
-        self.of(|kind| kind == ArgumentKind::Input)
-            .chain(self.of(|kind| !matches!(kind, ArgumentKind::Input | ArgumentKind::Relation)))
+        self.of(ArgumentKind::is_input)
+            .chain(self.of(|kind| !kind.is_input() && kind != ArgumentKind::Relation))
             .chain(self.of(|kind| kind == ArgumentKind::Relation))
     }
 
@@ -173,12 +181,12 @@ impl CallSignature {
 
     /// The names of the relations, by position.
     fn inputs(&self) -> impl Iterator<Item = &'static str> {
-        self.of(|kind| kind == ArgumentKind::Input).map(|argument| argument.name)
+        self.of(ArgumentKind::is_input).map(|argument| argument.name)
     }
 
     /// The names of the other positional arguments, by position.
     fn values(&self) -> impl Iterator<Item = &'static str> {
-        let values = self.of(|kind| !matches!(kind, ArgumentKind::Input | ArgumentKind::Relation));
+        let values = self.of(|kind| !kind.is_input() && kind != ArgumentKind::Relation);
         values.map(|argument| argument.name)
     }
 

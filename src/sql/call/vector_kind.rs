@@ -63,6 +63,18 @@ impl VectorKind {
         })
     }
 
+    /// The type to which one query is cast, for base vectors of this type: theirs if they are bits,
+    /// sets or floating-point numbers, otherwise Float64.
+    pub fn of_query(self, base: Option<DataType>) -> DataType {
+        let is_float =
+            matches!(&base, Some(DataType::List(item)) if item.data_type().is_floating());
+        match self {
+            Self::Any if base == Some(DataType::Binary) => DataType::Binary,
+            Self::Any | Self::Numbers if !is_float => DataType::new_list(DataType::Float64, true),
+            _ => base.unwrap_or_else(|| self.of_nulls()),
+        }
+    }
+
     /// Advice on converting a column of this type, which holds no vectors; empty for most types.
     pub fn advice(self, column: &str, data_type: &DataType) -> String {
         let is_bits = matches!(self, Self::Bits | Self::BitsOrSets);

@@ -10,7 +10,7 @@ use arrow::datatypes::DataType;
 use datafusion::common::{DataFusionError, plan_datafusion_err, plan_err};
 use datafusion::error::Result;
 use datafusion::execution::SessionState;
-use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, lit};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, cast, lit};
 use datafusion::prelude::DataFrame;
 
 pub(super) use self::buckets::BUCKETS;
@@ -25,6 +25,9 @@ use super::call::{
 use crate::exec::{KnnExact, KnnLsh};
 use crate::metric::Metric;
 use crate::sql::index::table::metric_of;
+
+/// The column of a query that is given as a vector.
+const QUERY: &str = "vector";
 
 /// The table function `knn_exact`.
 pub(super) static EXACT: Function = Function {
@@ -53,7 +56,8 @@ fn plan(
 ) -> Result<LogicalPlan> {
     let name = name(lsh.as_ref());
     let base = arguments.required_input("base")?;
-    let queries = arguments.input("queries");
+    let mut queries = arguments.input("queries");
+    let query = arguments.value("queries")?;
     let k = arguments.required_value("k")?;
     let keep = match arguments.value("keep_vector")? {
         Some(expr) => boolean(name, "keep_vector", &expr)?,
@@ -62,7 +66,8 @@ fn plan(
     let both = arguments.columns("vector")?;
     let of_queries = arguments.columns("query_vector")?;
     if of_queries.is_some() && queries.is_none() {
-        return plan_err!("{name}: argument 'query_vector' is given, but 'queries' is not");
+        let is = if query.is_some() { "a vector" } else { "not" };
+        return plan_err!("{name}: argument 'query_vector' is given, but 'queries' is {is}");
     }
     let of_training = arguments.columns("training_vector")?;
     let training = arguments.input("training");
@@ -76,13 +81,35 @@ fn plan(
         (None, Some(_)) => lit(metric_of(&base, names.as_deref())?.unwrap_or_default().name()),
         (None, None) => lit(Metric::default().name()),
     };
+    let mut of_queries = of_queries.or(both);
+    if let Some(query) = query {
+        queries = Some(one_query(name, query, &base, of_base.as_ref(), &metric, resolve)?);
+        of_queries = None;
+    }
     let vectors = Vectors {
-        queries: of_queries.or(both),
+        queries: of_queries,
         training: of_training.or_else(|| of_base.clone()),
         base: of_base,
         keep,
     };
     build(Relations { queries, base, training }, &vectors, k, metric, lsh, resolve)
+}
+
+/// The relation of one query, given as a vector.
+fn one_query(
+    name: &str,
+    query: Expr,
+    base: &LogicalPlan,
+    of_base: Option<&ColumnArgument>,
+    metric: &Expr,
+    resolve: &mut Resolve<'_>,
+) -> Result<LogicalPlan> {
+    let vector_kind =
+        VectorKind::under(known_metric(name, &argument(metric.clone(), DataType::Utf8))?);
+    let mut columns = ColumnResolver::try_new(name, "base", base.clone(), resolve)?;
+    let data_type = columns.vector_type(of_base, vector_kind)?;
+    let query = cast(query, vector_kind.of_query(data_type));
+    LogicalPlanBuilder::empty(true).project([query.alias(QUERY)])?.build()
 }
 
 /// The relations of a call.

@@ -137,9 +137,10 @@ pub(super) const BUCKETS: [Argument; 11] = [
 
 const QUERIES: Argument = Argument::optional(
     "queries",
-    ArgumentKind::Input,
+    ArgumentKind::InputOrVector,
     "none",
-    "The query rows. If omitted, the base is joined with itself, and no row is its own neighbour",
+    "The query rows, or one query: [0.1, …] or $1. If omitted, the base is joined with itself, and no row is \
+     its own neighbour",
 );
 const BASE: Argument = Argument::required("base", ArgumentKind::Input, "The rows to search");
 const K: Argument = Argument::required(
