@@ -29,7 +29,7 @@ __device__ __forceinline__ void assign_problem(const Rounds& rounds) {
 // The rounds and sums of a problem. The struct of src/device/cuda/kmeans/launch_batched.rs.
 struct BatchedRounds {
     Rounds rounds;
-    ClusterSums sums;
+    Sums sums;
 };
 
 // Runs at most `most` more rounds of each problem. A block per problem.
@@ -38,7 +38,7 @@ extern "C" __global__ __launch_bounds__(128) void cluster_batched(const BatchedR
     if (threadIdx.x == 0) problem = problems[blockIdx.x];
     __syncthreads();
     const Rounds& rounds = problem.rounds;
-    const ClusterSums& sums = problem.sums;
+    const Sums& sums = problem.sums;
     const Status* status = rounds.status;
     const u32 warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (u32 round = 0; round < most && status->end == GOING_ON; round++) {

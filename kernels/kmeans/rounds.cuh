@@ -4,7 +4,7 @@
 // the rows listed by `hamerly.cuh`, `assign_tiles.cuh`, which warpgroups do by `sm90_warpgroup_assign.cuh`),
 // `add_moved`, `finish_round`. The outcome is in a Status; once it says that rounds have ended, later
 // launches change no label, sum or centroid. DIM is the number of elements in a row. Sums are exact, like
-// those of `ClusterSums` in src/device/cluster_sums.rs, and means have the same bits.
+// those of `Sums` in src/device/cluster_sums.rs, and means have the same bits.
 //
 // Rows are float32 or float64, and compared by squared distance or by cosine. fp16 products approximate
 // squared distances in all of these cases: the nearer of two directions has the smaller cosine distance, up
@@ -67,7 +67,7 @@ struct Rounds {
 };
 
 // Sums of clusters, and the convergence test.
-struct ClusterSums {
+struct Sums {
     const double* weights;  // per cluster and dimension: sum of the weighted elements, in steps, …
     long long* sums;        // … and in parts of a step, if HAS_PARTS; after the dimensions that of weights, if WEIGHTED
     long long* parts;       // per cluster: number of rows with a weight

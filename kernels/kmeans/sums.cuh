@@ -8,7 +8,7 @@ struct Steps {
 };
 
 // The weight of a row, by its original number.
-__device__ __forceinline__ double weight_of(const ClusterSums& sums, u32 number) {
+__device__ __forceinline__ double weight_of(const Sums& sums, u32 number) {
     return WEIGHTED ? sums.weights[number] : 1.0;
 }
 
@@ -25,7 +25,7 @@ __device__ __forceinline__ Number number_in(const Rounds& rounds, Scalar x, doub
 }
 
 // Converts a number to steps and parts. False if it is no multiple of a part, or above the limit.
-__device__ __forceinline__ bool in_steps(const ClusterSums& sums, u32 j, Number x, Steps& out) {
+__device__ __forceinline__ bool in_steps(const Sums& sums, u32 j, Number x, Steps& out) {
     const double inverse = sums.inverse[j], steps = __dmul_rn((double)x, inverse);
     if constexpr (!HAS_PARTS) {
         const long long whole = __double2ll_rn(steps);
@@ -41,21 +41,21 @@ __device__ __forceinline__ bool in_steps(const ClusterSums& sums, u32 j, Number 
 }
 
 // Adds a number to a wide sum, or subtracts it.
-__device__ __forceinline__ void add_wide(const ClusterSums& sums, u32 cluster, u32 j, Number x,
+__device__ __forceinline__ void add_wide(const Sums& sums, u32 cluster, u32 j, Number x,
                                          bool is_minus) {
     sums.is_wide[cluster] = 1;
     add_to_bins(reinterpret_cast<u64*>(sums.wide) + ((u64)cluster * WIDTH + j) * BINS, x, is_minus);
 }
 
 // Adds steps to the sum of a cluster.
-__device__ __forceinline__ void add_steps(const ClusterSums& sums, u32 cluster, u32 j, Steps steps) {
+__device__ __forceinline__ void add_steps(const Sums& sums, u32 cluster, u32 j, Steps steps) {
     const u64 place = (u64)cluster * WIDTH + j;
     atomicAdd(reinterpret_cast<u64*>(sums.sums) + place, steps.whole);
     if (HAS_PARTS) atomicAdd(reinterpret_cast<u64*>(sums.parts) + place, steps.parts);
 }
 
 // Adds a number to the sum of a cluster, or subtracts it.
-__device__ __forceinline__ void add_number(const ClusterSums& sums, u32 cluster, u32 j, Number x, bool is_minus) {
+__device__ __forceinline__ void add_number(const Sums& sums, u32 cluster, u32 j, Number x, bool is_minus) {
     Steps steps;
     if (in_steps(sums, j, x, steps)) {
         add_steps(sums, cluster, j, is_minus ? Steps{0 - steps.whole, 0 - steps.parts} : steps);
@@ -64,14 +64,14 @@ __device__ __forceinline__ void add_number(const ClusterSums& sums, u32 cluster,
     }
 }
 
-__device__ __forceinline__ void add_count(const ClusterSums& sums, u32 cluster, u64 rows) {
+__device__ __forceinline__ void add_count(const Sums& sums, u32 cluster, u64 rows) {
     atomicAdd(reinterpret_cast<u64*>(sums.counts + cluster), rows);
 }
 
 // Adds the rows that moved to their new clusters, and subtracts them from their old ones. There are
 // `step` threads; neighbouring ones add neighbouring numbers.
 __device__ __forceinline__ void add_moved_rows(
-    const Rounds& rounds, const ClusterSums& sums, u64 first, u64 step) {
+    const Rounds& rounds, const Sums& sums, u64 first, u64 step) {
     const u64 numbers = (u64)rounds.status->moved * WIDTH;
     for (u64 i = first; i < numbers; i += step) {
         const u32 j = i % WIDTH;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void add_moved_rows(
 }
 
 // Adds the rows that moved to the sums. Any grid.
-extern "C" __global__ __launch_bounds__(256) void add_moved(Rounds rounds, ClusterSums sums) {
+extern "C" __global__ __launch_bounds__(256) void add_moved(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     add_moved_rows(rounds, sums, first, (u64)gridDim.x * blockDim.x);
@@ -100,7 +100,7 @@ extern "C" __global__ __launch_bounds__(256) void add_moved(Rounds rounds, Clust
 // `positions` has the row of each label, or is null if rows are in that order. A thread sums one term over
 // ADDED_ROWS rows, and adds to the cluster's sum whenever the cluster changes.
 extern "C" __global__ __launch_bounds__(256) void add_sorted(
-    Rounds rounds, ClusterSums sums, const u32* labels, const u32* positions) {
+    Rounds rounds, Sums sums, const u32* labels, const u32* positions) {
     if (rounds.status->end != GOING_ON) return;
     const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u32 j = thread % WIDTH;
@@ -151,19 +151,19 @@ extern "C" __global__ __launch_bounds__(256) void add_sorted(
 // The mean of a cluster of equal rows is that row, which rounding may miss: in the sum and quotient of
 // float64, or in a direction. `note_first_rows` and then `note_differing` find such clusters once a round,
 // among those that no longer have two rows known to differ. `step` is the number of threads.
-__device__ __forceinline__ bool is_mixed(const Rounds& rounds, const ClusterSums& sums, u32 cluster) {
+__device__ __forceinline__ bool is_mixed(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u64 rows = __ldcg(sums.differing + cluster);
     const u32 one = (u32)rows, other = (u32)(rows >> 32);
     return one < rounds.count && rounds.labels[one] == cluster && rounds.labels[other] == cluster;
 }
-__device__ __forceinline__ void note_first_rows(const Rounds& rounds, const ClusterSums& sums, u32 first, u32 step) {
+__device__ __forceinline__ void note_first_rows(const Rounds& rounds, const Sums& sums, u32 first, u32 step) {
     for (u32 row = first; row < rounds.count; row += step) {
         const u32 cluster = rounds.labels[row];
         if (is_mixed(rounds, sums, cluster) || row >= __ldcg(&sums.first_rows[cluster])) continue;
         atomicMin(&sums.first_rows[cluster], row);
     }
 }
-__device__ __forceinline__ void note_differing(const Rounds& rounds, const ClusterSums& sums, u32 first, u32 step) {
+__device__ __forceinline__ void note_differing(const Rounds& rounds, const Sums& sums, u32 first, u32 step) {
     for (u32 row = first; row < rounds.count; row += step) {
         const u32 cluster = rounds.labels[row];
         if (is_mixed(rounds, sums, cluster)) continue;
@@ -177,17 +177,17 @@ __device__ __forceinline__ void note_differing(const Rounds& rounds, const Clust
 }
 
 // Any grid, for both kernels.
-extern "C" __global__ __launch_bounds__(256) void find_first_rows(Rounds rounds, ClusterSums sums) {
+extern "C" __global__ __launch_bounds__(256) void find_first_rows(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     note_first_rows(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }
-extern "C" __global__ __launch_bounds__(256) void find_differing(Rounds rounds, ClusterSums sums) {
+extern "C" __global__ __launch_bounds__(256) void find_differing(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     note_differing(rounds, sums, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }
 
 // The row that all rows of a cluster equal, or null; resets the cluster's first row. By a warp.
-__device__ __forceinline__ const Scalar* take_single(const Rounds& rounds, const ClusterSums& sums, u32 cluster) {
+__device__ __forceinline__ const Scalar* take_single(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 row = __ldcg(&sums.first_rows[cluster]);
     const bool is_single = !is_mixed(rounds, sums, cluster);
     __syncwarp();
@@ -219,7 +219,7 @@ __device__ __forceinline__ void take_direction(const Rounds& rounds, u32 cluster
 // Writes the mean of a cluster to the set of centroids that is not valid, by a warp: the sum and the quotient
 // are rounded to float64, then the quotient to the type of rows. The mean of equal rows is that row. By
 // cosine the mean is a direction.
-__device__ __forceinline__ void take_mean(const Rounds& rounds, const ClusterSums& sums, u32 cluster) {
+__device__ __forceinline__ void take_mean(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 lane = threadIdx.x % 32;
     const long long count = sums.counts[cluster];
     // Also if the cluster's rows have no weight.
@@ -253,7 +253,7 @@ __device__ __forceinline__ float distance_above(double square) {
 }
 
 // Computes the squared distance that a centroid moved, by a warp; unused if its cluster has no weight.
-__device__ __forceinline__ double take_shift(const Rounds& rounds, const ClusterSums& sums, u32 cluster) {
+__device__ __forceinline__ double take_shift(const Rounds& rounds, const Sums& sums, u32 cluster) {
     const u32 current = rounds.status->current, lane = threadIdx.x % 32;
     const Scalar* old = rounds.centroids + ((u64)current * rounds.k + cluster) * DIM;
     const Scalar* next = rounds.centroids + ((u64)(1 - current) * rounds.k + cluster) * DIM;
@@ -268,7 +268,7 @@ __device__ __forceinline__ double take_shift(const Rounds& rounds, const Cluster
 }
 
 // Sums the squared distances that centroids moved, and decides whether rounds end; by a warp.
-__device__ __forceinline__ void end_round(const Rounds& rounds, const ClusterSums& sums) {
+__device__ __forceinline__ void end_round(const Rounds& rounds, const Sums& sums) {
     const u32 lane = threadIdx.x % 32;
     double shift = 0, longest = 0;
     if (is_whole(rounds)) {
@@ -302,7 +302,7 @@ __device__ __forceinline__ void end_round(const Rounds& rounds, const ClusterSum
 
 // Computes all means, and their distances from the centroids before. A warp per cluster; the last block to
 // arrive ends the round.
-extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, ClusterSums sums) {
+extern "C" __global__ __launch_bounds__(256) void finish_round(Rounds rounds, Sums sums) {
     if (rounds.status->end != GOING_ON) return;
     const u32 cluster = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (cluster < rounds.k) {

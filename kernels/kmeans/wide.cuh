@@ -115,7 +115,7 @@ struct WideTotal {
 };
 
 // The total of steps, parts and a wide sum, rounded once, as `Wide::rounded` in src/device/sums.rs.
-__device__ __noinline__ Scaled wide_total(const ClusterSums& sums, u64 place, int exponent) {
+__device__ __noinline__ Scaled wide_total(const Sums& sums, u64 place, int exponent) {
     WideTotal total;
     for (u32 i = 0; i < WideTotal::DIGITS; i++) total.digits[i] = i < BINS ? sums.wide[place * BINS + i] : 0;
     total.add(sums.sums[place], (u32)(exponent + LEAST));
@@ -134,7 +134,7 @@ __device__ __noinline__ Scaled wide_total(const ClusterSums& sums, u64 place, in
 }
 
 // The total of steps and parts, rounded once.
-__device__ __forceinline__ Scaled total_of(const ClusterSums& sums, u64 place, int exponent) {
+__device__ __forceinline__ Scaled total_of(const Sums& sums, u64 place, int exponent) {
     const long long whole = sums.sums[place];
     if constexpr (!HAS_PARTS) {
         return {__ll2double_rn(whole), exponent};

@@ -64,7 +64,7 @@ __device__ __forceinline__ void distances_of_rows(const Scalar* __restrict__ que
     if (dim % TOGETHER == 0) {
         // Rows are aligned to 16 bytes.
         for (u32 d = 0; d < dim; d += TOGETHER) {
-            union Part { uint4 all; Scalar one[TOGETHER]; } q, x[N];
+            union Chunk { uint4 all; Scalar one[TOGETHER]; } q, x[N];
             q.all = *reinterpret_cast<const uint4*>(query + d);
 #pragma unroll
             for (u32 n = 0; n < N; n++) x[n].all = *reinterpret_cast<const uint4*>(rows[n] + d);

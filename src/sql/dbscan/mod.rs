@@ -72,8 +72,8 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
 }
 
 impl DbscanNode {
-    /// Clusters the rows of `input`. `weight` names a
-    /// column of numbers; `groups` has the columns of PARTITION BY for [`DbscanOutput::Window`].
+    /// Clusters the rows of `input`. `weight` names a column of numbers; `groups` has the columns of
+    /// PARTITION BY for [`DbscanOutput::Window`].
     ///
     /// # Errors
     /// Columns that are missing or of a wrong type; invalid literals.

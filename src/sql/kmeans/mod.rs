@@ -107,9 +107,8 @@ fn label(input: LogicalPlan, call: Labelled) -> Result<LogicalPlan> {
 }
 
 impl KMeansNode {
-    /// Clusters the rows of `input`. `init` may hold the
-    /// first centroids, `weight` names a column of numbers; `groups` has the columns of PARTITION
-    /// BY for [`KMeansOutput::Window`].
+    /// Clusters the rows of `input`. `init` may hold the first centroids, `weight` names a column of
+    /// numbers; `groups` has the columns of PARTITION BY for [`KMeansOutput::Window`].
     ///
     /// # Errors
     /// Columns that are missing or of a wrong type; invalid literals.

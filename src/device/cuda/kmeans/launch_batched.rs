@@ -9,7 +9,7 @@ use cudarc::driver::{CudaStream, PushKernelArg};
 
 use super::kernels::{BatchedKernels, MOST_ROWS};
 use super::row_type::{Element, RowType, UploadedRows};
-use super::structs::{ClusterSumsOnDevice, RoundsOnDevice, Status, labels_of};
+use super::structs::{RoundsOnDevice, Status, SumsOnDevice, labels_of};
 use crate::device::ClusterSums;
 use crate::device::contract::Labels;
 use crate::device::cuda::device::CudaDevice;
@@ -51,7 +51,7 @@ pub(super) struct BatchedResult<T> {
 #[derive(Debug, Clone, Copy)]
 struct BatchedRounds {
     rounds: RoundsOnDevice,
-    sums: ClusterSumsOnDevice,
+    sums: SumsOnDevice,
 }
 
 kernel_struct!(BatchedRounds, 176, { rounds: 0, sums: 80 });
@@ -150,7 +150,7 @@ impl BatchedWorkspace {
                     count: problem.rows.len() as u32,
                     k: *k as u32,
                 },
-                sums: ClusterSumsOnDevice {
+                sums: SumsOnDevice {
                     weights: of_cluster(of_weights, row * 8),
                     sums: sums + cluster * width * 8,
                     parts: of_cluster(parts, cluster * width * 8),

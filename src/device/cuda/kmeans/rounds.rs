@@ -275,7 +275,7 @@ impl KMeansWorkspace {
             };
             let threads = self.count.div_ceil(ADDED_ROWS) * self.kernels.row_type.width();
             let all = config(threads.div_ceil(256), 256, 0);
-            // SAFETY: `add_sorted` takes (Rounds, ClusterSums, const u32* labels, const u32* positions), 256 threads a
+            // SAFETY: `add_sorted` takes (Rounds, Sums, const u32* labels, const u32* positions), 256 threads a
             // block and a thread for each sum of `ADDED_ROWS` rows. Labels, and positions unless they are null,
             // are `count` u32, sorted on this stream just before: clusters below `k`, and each row once.
             return unsafe {
@@ -285,7 +285,7 @@ impl KMeansWorkspace {
             };
         }
         let some = config(self.blocks(8), 256, 0);
-        // SAFETY: `add_moved` takes (Rounds, ClusterSums), 256 threads a block and any number of them: it reads `moved`,
+        // SAFETY: `add_moved` takes (Rounds, Sums), 256 threads a block and any number of them: it reads `moved`,
         // which assigning has written as far as the status says, or the labels of all rows, and adds to the
         // sums of clusters below `k`.
         unsafe { self.launch_sums(&self.kernels.add_moved, "add_moved", some) }
@@ -296,7 +296,7 @@ impl KMeansWorkspace {
         assert!(self.assigned > 0, "rows have clusters");
         if self.sums.singles.is_some() {
             let some = config(self.blocks(8), 256, 0);
-            // SAFETY: both take (Rounds, ClusterSums), 256 threads a block and any number of them: they read the labels
+            // SAFETY: both take (Rounds, Sums), 256 threads a block and any number of them: they read the labels
             // of all rows, which are below `k`, and write `first_rows` and then `differing`, which there are.
             unsafe {
                 self.launch_sums(&self.kernels.find_first_rows, "find_first_rows", some)?;
@@ -304,7 +304,7 @@ impl KMeansWorkspace {
             }
         }
         let clusters = config(self.k.div_ceil(8), 256, 0);
-        // SAFETY: `finish_round` takes (Rounds, ClusterSums), 256 threads a block and a warp for each cluster: it reads
+        // SAFETY: `finish_round` takes (Rounds, Sums), 256 threads a block and a warp for each cluster: it reads
         // the sums, and writes the set of centroids that is not valid, `shifts`, drifts and the status.
         unsafe { self.launch_sums(&self.kernels.finish_round, "finish_round", clusters) }
     }

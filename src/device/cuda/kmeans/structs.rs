@@ -91,7 +91,7 @@ pub(super) struct RoundsOnDevice {
 /// Sums of clusters, and the convergence test.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct ClusterSumsOnDevice {
+pub(super) struct SumsOnDevice {
     /// A f64 for each row, or null.
     pub(super) weights: u64,
     /// k × [width](super::row_type::RowType::width) of i64, parts of steps only for some
@@ -164,7 +164,7 @@ kernel_struct!(RoundsOnDevice, 80, {
     status: 0, rows: 8, numbers: 16, centroids: 24, labels: 32, moved: 40, gaps: 48, drifts: 56,
     listed: 64, count: 72, k: 76,
 });
-kernel_struct!(ClusterSumsOnDevice, 96, {
+kernel_struct!(SumsOnDevice, 96, {
     weights: 0, sums: 8, parts: 16, counts: 24, wide: 32, is_wide: 40, first_rows: 48,
     differing: 56, inverse: 64, shifts: 72, limit: 80, tolerance: 88,
 });

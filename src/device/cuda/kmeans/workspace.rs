@@ -1,7 +1,7 @@
 //! The memory that the kernels of Lloyd's rounds over one set of rows share.
 //!
 //! A [`KMeansWorkspace`] allocates it in the sizes that they rely on and keeps it until it is
-//! dropped; kernels get it as [`RoundsOnDevice`], [`ClusterSumsOnDevice`], [`SortedCentroids`] and
+//! dropped; kernels get it as [`RoundsOnDevice`], [`SumsOnDevice`], [`SortedCentroids`] and
 //! [`Fp16Buffers`]. Kernels run in the order of one stream.
 #![allow(unsafe_code)]
 
@@ -14,7 +14,7 @@ use super::hamerly::HamerlyBounds;
 use super::kernels::{AssignStrategy, MOST_ROWS, RoundKernels, ranks};
 use super::row_type::{RowType, UploadedRows};
 use super::sorted::Sorted;
-use super::structs::{ClusterSumsOnDevice, Fp16Buffers, RoundsOnDevice, SortedCentroids, Status};
+use super::structs::{Fp16Buffers, RoundsOnDevice, SortedCentroids, Status, SumsOnDevice};
 use super::sums::SumsMemory;
 use super::swizzled_tiles::SWIZZLED_ROWS;
 use crate::device::ClusterSums;
@@ -36,7 +36,7 @@ pub(super) struct KMeansWorkspace {
     pub(super) count: usize,
     pub(super) k: usize,
     pub(super) rounds: RoundsOnDevice,
-    pub(super) in_sums: ClusterSumsOnDevice,
+    pub(super) in_sums: SumsOnDevice,
     pub(super) sorted_centroids: SortedCentroids,
     pub(super) fp16: Fp16Buffers,
     pub(super) throttle: LaunchThrottle,
@@ -120,7 +120,7 @@ impl KMeansWorkspace {
             count: count as u32,
             k: k as u32,
         };
-        let in_sums = ClusterSumsOnDevice {
+        let in_sums = SumsOnDevice {
             weights: address_or_null(stream, weights.as_ref()),
             sums: address(stream, &sums.sums),
             parts,
@@ -355,7 +355,7 @@ impl KMeansWorkspace {
 
     /// # Safety
     /// The requirements of [`launch`](Self::launch), for a kernel that takes [`RoundsOnDevice`] and
-    /// [`ClusterSumsOnDevice`].
+    /// [`SumsOnDevice`].
     pub(super) unsafe fn launch_sums(
         &self,
         function: &CudaFunction,
