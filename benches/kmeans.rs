@@ -33,9 +33,18 @@ use datafusion_neighbors::internals::job::{Job, Phase, Watch as _};
 use datafusion_neighbors::internals::matrix::{Elements, Matrix};
 use datafusion_neighbors::internals::rows::Rows;
 
-/// Workload, number of clusters, number of rounds.
-const TASKS: &[(&str, usize, usize)] =
-    &[("balls8", 256, 50), ("sift128", 1024, 20), ("embed384", 1024, 20), ("deep96", 4096, 20)];
+struct Task {
+    workload: &'static str,
+    clusters: usize,
+    rounds: usize,
+}
+
+const TASKS: [Task; 4] = [
+    Task { workload: "balls8", clusters: 256, rounds: 50 },
+    Task { workload: "sift128", clusters: 1024, rounds: 20 },
+    Task { workload: "embed384", clusters: 1024, rounds: 20 },
+    Task { workload: "deep96", clusters: 4096, rounds: 20 },
+];
 
 /// Time kmeans on named workloads.
 #[derive(Parser)]
@@ -67,13 +76,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "inertia"
     );
     let mut measured = Vec::new();
-    for (name, k, rounds) in TASKS {
-        if let Some(path) = options.common.base(name) {
+    for task in TASKS {
+        if let Some(path) = options.common.base(task.workload) {
             let mut rows = load(&path, options.common.rows, Metric::L2, false)?;
             if options.outlier != 1.0 {
                 rows = with_outlier(&rows, options.outlier)?;
             }
-            measured.push(measure(name, &device, &rows, (*k, *rounds), &options)?);
+            measured.push(measure(&task, &device, &rows, &options)?);
         }
     }
     options.beside.print(&options.common.device.to_string(), &measured)
@@ -88,12 +97,12 @@ fn with_outlier(rows: &Rows, times: f32) -> Result<Rows, Box<dyn std::error::Err
 }
 
 fn measure(
-    name: &'static str,
+    task: &Task,
     device: &AnyDevice,
     rows: &Rows,
-    (k, rounds): (usize, usize),
     options: &Options,
 ) -> Result<Measured, Box<dyn std::error::Error>> {
+    let &Task { workload: name, clusters: k, rounds } = task;
     let (dim, step) = (rows.matrix().dim(), rows.len() / k);
     let values = rows.reals::<f32>().ok_or("vectors of f32")?;
     let start: Vec<f32> = (0..k).flat_map(|i| &values[i * step * dim..][..dim]).copied().collect();

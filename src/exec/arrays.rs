@@ -52,8 +52,7 @@ impl KnnExact {
 
     /// Numeric columns as the dimensions, on both sides.
     pub fn dimensions<S: Into<String>>(self, columns: impl IntoIterator<Item = S>) -> Self {
-        let columns = columns.into_iter().map(Into::into).collect();
-        Self { vector: Some(VectorColumn::Dimensions(columns)), ..self }
+        Self { vector: Some(VectorColumn::dimensions(columns)), ..self }
     }
 }
 
@@ -260,8 +259,7 @@ impl KMeans {
 
     /// Numeric columns as the dimensions.
     pub fn dimensions<S: Into<String>>(self, columns: impl IntoIterator<Item = S>) -> Self {
-        let columns = columns.into_iter().map(Into::into).collect();
-        Self { vector: Some(VectorColumn::Dimensions(columns)), ..self }
+        Self { vector: Some(VectorColumn::dimensions(columns)), ..self }
     }
 
     /// A numeric column of row weights, from 0.
@@ -372,8 +370,7 @@ impl Dbscan {
 
     /// Numeric columns as the dimensions.
     pub fn dimensions<S: Into<String>>(self, columns: impl IntoIterator<Item = S>) -> Self {
-        let columns = columns.into_iter().map(Into::into).collect();
-        Self { vector: Some(VectorColumn::Dimensions(columns)), ..self }
+        Self { vector: Some(VectorColumn::dimensions(columns)), ..self }
     }
 
     /// A numeric column of row weights, from 0.

@@ -22,7 +22,7 @@ pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec};
 pub use inputs::{InputExec, OrderedConcatExec, RowNumberExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, ordered_concat, plan_input};
 pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec};
-pub use knn::{KnnExec, KnnSpec, knn_fields};
+pub use knn::{InputFields, KnnExec, KnnSpec, knn_fields};
 pub use knn_lsh_builder::KnnLsh;
 pub(crate) use knn_lsh_builder::LshSlot;
 pub use lsh_buckets::{bucket_field, bucket_fields, row_buckets};

@@ -31,8 +31,8 @@ pub fn row_distances(
     );
     let (at, pairs) = a.pairs(&b)?;
     let distances: Vec<f64> = match (&a.elements, &b.elements) {
-        (Elements::F32(x), Elements::F32(y)) => of_numbers(metric, (x, y), pairs),
-        (Elements::F64(x), Elements::F64(y)) => of_numbers(metric, (x, y), pairs),
+        (Elements::F32(x), Elements::F32(y)) => of_numbers(metric, x, y, pairs),
+        (Elements::F64(x), Elements::F64(y)) => of_numbers(metric, x, y, pairs),
         (Elements::Bits(x), Elements::Bits(y)) => {
             pairs.into_iter().map(|(i, j)| metric.exact_of_bits(&x[i], &y[j])).collect()
         }
@@ -44,11 +44,7 @@ pub fn row_distances(
     Ok(Arc::new(Float64Array::from(scatter(rows, &at, distances))))
 }
 
-fn of_numbers<T: Real>(
-    metric: Metric,
-    (x, y): (&[T], &[T]),
-    pairs: Vec<ElementRanges>,
-) -> Vec<f64> {
+fn of_numbers<T: Real>(metric: Metric, x: &[T], y: &[T], pairs: Vec<ElementRanges>) -> Vec<f64> {
     // Rows without a direction have been refused.
     let vector = |values| Vector { values, direction: metric.direction(values).unwrap_or(None) };
     pairs.into_iter().map(|(i, j)| metric.exact(vector(&x[i]), vector(&y[j]))).collect()

@@ -33,13 +33,16 @@ fn rows_of(values: Vec<f64>, dim: usize) -> Rows {
 
 /// The first `count` functions of a table.
 fn functions(
-    of: (Family, Metric),
+    family: Family,
+    metric: Metric,
     seed: u64,
     table: usize,
     count: usize,
     dim: usize,
 ) -> TableFunctions {
-    Hasher::new(of.0, of.1, seed, dim).functions(table, count, &Job::default()).expect("functions")
+    Hasher::new(family, metric, seed, dim)
+        .functions(table, count, &Job::default())
+        .expect("functions")
 }
 
 /// The share of functions under which the first row collides with each other row.
@@ -240,7 +243,7 @@ fn distinct_bits_agree_as_drawn_without_return() {
     let tables = FUNCTIONS;
     let mut counts = [0usize; 5];
     for table in 0..tables {
-        let functions = functions((Family::Bits, Metric::Hamming), 3, table, count, dim);
+        let functions = functions(Family::Bits, Metric::Hamming, 3, table, count, dim);
         let wholes = signature.wholes(&functions.values(&rows), &functions).expect("in range");
         let keys: Vec<u64> = wholes.chunks_exact(count).map(|list| signature.key(list)).collect();
         counts.iter_mut().zip(&keys[1..]).for_each(|(n, key)| *n += usize::from(*key == keys[0]));
@@ -257,7 +260,7 @@ fn distinct_bits_agree_as_drawn_without_return() {
 fn values_are_sums_in_order() {
     let (dim, count) = (37, 21);
     for metric in [Metric::L2, Metric::L1] {
-        let functions = functions((Family::PStable, metric), 5, 2, count, dim);
+        let functions = functions(Family::PStable, metric, 5, 2, count, dim);
         // The coefficients of the planes: the values of unit vectors.
         let mut units = vec![0.0; dim * dim];
         (0..dim).for_each(|j| units[j * dim + j] = 1.0);
@@ -273,7 +276,7 @@ fn values_are_sums_in_order() {
             }
         }
         // A function does not depend on the number of functions.
-        let few = self::functions((Family::PStable, metric), 5, 2, 3, dim).values(&rows);
+        let few = self::functions(Family::PStable, metric, 5, 2, 3, dim).values(&rows);
         for (few, all) in few.chunks_exact(3).zip(values.chunks_exact(count)) {
             assert_eq!(few, &all[..3]);
         }
@@ -296,7 +299,7 @@ fn next_buckets_are_the_nearest_ones() {
             rounding: SlotRounding::Floor,
             is_clamped: false,
         };
-        let functions = functions((family, metric), 1, 0, count, dim);
+        let functions = functions(family, metric, 1, 0, count, dim);
         let rows = match family {
             Family::Bits => {
                 Rows::all(Arc::new(Matrix::new(Elements::Bits(vec![rng.next()]), 1, 64)))
@@ -361,7 +364,7 @@ fn next_buckets_of_many_functions_are_the_nearest_ones() {
     for (seed, (family, metric, rounding, count)) in (0..20).flat_map(|i| cases.map(|c| (i, c))) {
         let (dim, width) = (5, 0.7);
         let signature = HashSignature { family, metric, width, rounding, is_clamped: false };
-        let functions = functions((family, metric), seed, 0, count, dim);
+        let functions = functions(family, metric, seed, 0, count, dim);
         let mut rng = Rng(seed + 1);
         let values = functions.values(&rows_of((0..dim).map(|_| rng.normal()).collect(), dim));
         let slots = signature.wholes(&values, &functions).expect("in range");

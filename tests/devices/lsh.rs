@@ -510,8 +510,9 @@ fn within_a_radius(device: &AnyDevice, metric: Metric) -> Result<(), Failed> {
             };
             let (base, queries) = (make(1, rows), make(2, 20));
             let (queries, is_self) = if i % 3 == 0 { (&base, true) } else { (&queries, false) };
-            let radius =
-                |query: usize, row: usize| euclidean((queries, query), (&base, row), metric);
+            let radius = |query: usize, row: usize| {
+                euclidean(&queries.slice(query..query + 1), &base.slice(row..row + 1), metric)
+            };
             let mut radii: Vec<f64> = (0..rows).map(|row| radius(0, row)).collect();
             radii.retain(|radius| radius.is_finite());
             radii.sort_by(f64::total_cmp);
@@ -563,9 +564,8 @@ fn returned_within(distance: f64, radius: f64, metric: Metric) -> bool {
 
 /// The Euclidean distance of two rows: of rows of length 1 under `cosine`, and under `pearson` of
 /// those less their means.
-fn euclidean(query: (&Rows, usize), row: (&Rows, usize), metric: Metric) -> f64 {
-    let [a, b] = [query, row].map(|(rows, row)| {
-        let one = rows.slice(row..row + 1);
+fn euclidean(query: &Rows, row: &Rows, metric: Metric) -> f64 {
+    let [a, b] = [query, row].map(|one| {
         let wide = || one.reals::<f64>().map(<[f64]>::to_vec);
         let narrow = one.reals::<f32>().map(|x| x.iter().map(|x| f64::from(*x)).collect());
         let mut x: Vec<f64> = narrow.or_else(wide).expect("numbers");

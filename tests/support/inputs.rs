@@ -13,15 +13,29 @@ use super::{Rng, matrix_f32, matrix_f64};
 
 /// Element types, the largest number used of each, and whether float32 holds all numbers of the
 /// type.
-pub const TYPES: [(DataType, f64, bool); 7] = [
-    (DataType::Float32, f32::MAX as f64, true),
-    (DataType::Float64, f64::MAX, false),
-    (DataType::Float16, 65504.0, true),
-    (DataType::Int8, 127.0, true),
-    (DataType::UInt8, 255.0, true),
-    (DataType::Int16, 32767.0, true),
-    (DataType::Int32, 2_147_483_647.0, false),
+pub const TYPES: [NumberType; 7] = [
+    NumberType::new(DataType::Float32, f32::MAX as f64, true),
+    NumberType::new(DataType::Float64, f64::MAX, false),
+    NumberType::new(DataType::Float16, 65504.0, true),
+    NumberType::new(DataType::Int8, 127.0, true),
+    NumberType::new(DataType::UInt8, 255.0, true),
+    NumberType::new(DataType::Int16, 32767.0, true),
+    NumberType::new(DataType::Int32, 2_147_483_647.0, false),
 ];
+
+/// A type of vectors' elements.
+pub struct NumberType {
+    pub data_type: DataType,
+    pub largest: f64,
+    /// Whether float32 holds all its values.
+    pub is_narrow: bool,
+}
+
+impl NumberType {
+    const fn new(data_type: DataType, largest: f64, is_narrow: bool) -> Self {
+        Self { data_type, largest, is_narrow }
+    }
+}
 
 /// The maximum number of compared elements of an input, since the definition is slow.
 pub const MOST_WORK: usize = 2_000_000;
@@ -117,9 +131,9 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    pub fn new(rows: &[Vec<f64>], dim: usize, kind: &(DataType, f64, bool)) -> Self {
-        let (to, most, is_narrow) = kind;
-        let flat = rows.iter().flatten().map(|x| x.clamp(-most, *most));
+    pub fn new(rows: &[Vec<f64>], dim: usize, kind: &NumberType) -> Self {
+        let NumberType { data_type: to, largest, is_narrow } = kind;
+        let flat = rows.iter().flatten().map(|x| x.clamp(-largest, *largest));
         let flat = if *to == DataType::UInt8 {
             Float64Array::from_iter_values(flat.map(f64::abs))
         } else {

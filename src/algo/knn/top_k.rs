@@ -73,52 +73,70 @@ pub(super) fn merge(
     k: usize,
     job: &Job,
 ) -> Result<NearestLists> {
-    let starts = (&one.starts.into_vec()[..], &other.starts.into_vec()[..]);
-    let rows = (&one.rows[..], &other.rows[..]);
-    match (&one.distances, &other.distances) {
-        (Distances::F32(a), Distances::F32(b)) => merged((a, b), rows, starts, k, job),
-        (Distances::F64(a), Distances::F64(b)) => merged((a, b), rows, starts, k, job),
+    match (one.distances, other.distances) {
+        (Distances::F32(a), Distances::F32(b)) => {
+            let one = TypedLists::new(a, one.rows, one.starts);
+            merged(&one, &TypedLists::new(b, other.rows, other.starts), k, job)
+        }
+        (Distances::F64(a), Distances::F64(b)) => {
+            let one = TypedLists::new(a, one.rows, one.starts);
+            merged(&one, &TypedLists::new(b, other.rows, other.starts), k, job)
+        }
         _ => unreachable!("distances of one search have one type"),
     }
 }
 
+/// Top-k lists whose distances have a known type.
+struct TypedLists<T> {
+    distances: Vec<T>,
+    rows: Vec<u32>,
+    /// Start of each list, and end of the last.
+    starts: Vec<usize>,
+}
+
+impl<T: Real> TypedLists<T> {
+    fn new(distances: Vec<T>, rows: Vec<u32>, starts: Starts) -> Self {
+        Self { distances, rows, starts: starts.into_vec() }
+    }
+
+    /// The sort key of an entry; `None` at the end of its list.
+    fn key(&self, entry: usize, end: usize) -> Option<T::Key> {
+        (entry < end).then(|| self.distances[entry].key(self.rows[entry]))
+    }
+}
+
 fn merged<T: Real>(
-    distances: (&[T], &[T]),
-    rows: (&[u32], &[u32]),
-    starts: (&[usize], &[usize]),
+    one: &TypedLists<T>,
+    other: &TypedLists<T>,
     k: usize,
     job: &Job,
 ) -> Result<NearestLists> {
-    let mut nearest = (Vec::with_capacity(rows.0.len()), Vec::with_capacity(rows.0.len()));
-    let mut merged_starts = Vec::with_capacity(starts.0.len());
-    merged_starts.push(0);
+    let (mut distances, mut rows) =
+        (Vec::with_capacity(one.rows.len()), Vec::with_capacity(one.rows.len()));
+    let mut starts = Vec::with_capacity(one.starts.len());
+    starts.push(0);
     let (mut i, mut j) = (0, 0);
-    for (query, ends) in starts.0.iter().copied().zip(starts.1.iter().copied()).skip(1).enumerate()
-    {
+    let ends = one.starts.iter().copied().zip(other.starts.iter().copied()).skip(1);
+    for (query, (one_end, other_end)) in ends.enumerate() {
         if query % TASK == 0 {
             job.check()?;
         }
-        let start = nearest.0.len();
-        while nearest.0.len() < start + k && (i < ends.0 || j < ends.1) {
-            let key = |at: usize, end: usize, distances: &[T], rows: &[u32]| {
-                (at < end).then(|| distances[at].key(rows[at]))
-            };
-            let keys = (key(i, ends.0, distances.0, rows.0), key(j, ends.1, distances.1, rows.1));
-            let is_first = keys.1.as_ref().is_none_or(|b| keys.0.as_ref().is_some_and(|a| a <= b));
-            let (distance, row) =
-                if is_first { (distances.0[i], rows.0[i]) } else { (distances.1[j], rows.1[j]) };
+        let start = rows.len();
+        while rows.len() < start + k && (i < one_end || j < other_end) {
+            let (a, b) = (one.key(i, one_end), other.key(j, other_end));
+            let is_one = b.as_ref().is_none_or(|b| a.as_ref().is_some_and(|a| a <= b));
+            let (list, entry) = if is_one { (one, i) } else { (other, j) };
+            distances.push(list.distances[entry]);
+            rows.push(list.rows[entry]);
             // A row in both lists has one distance, and therefore equal keys.
-            let is_both = keys.0 == keys.1;
-            i += usize::from(is_first);
-            j += usize::from(!is_first || is_both);
-            nearest.0.push(distance);
-            nearest.1.push(row);
+            let is_both = a == b;
+            i += usize::from(is_one);
+            j += usize::from(!is_one || is_both);
         }
-        (i, j) = ends;
-        merged_starts.push(nearest.0.len());
+        (i, j) = (one_end, other_end);
+        starts.push(rows.len());
     }
-    let distances = Distances::of(nearest.0);
-    Ok(NearestLists { rows: nearest.1, distances, starts: Starts::Each(merged_starts) })
+    Ok(NearestLists { rows, distances: Distances::of(distances), starts: Starts::Each(starts) })
 }
 
 #[cfg(test)]

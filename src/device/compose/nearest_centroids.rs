@@ -28,8 +28,8 @@ const TOGETHER: usize = 1 << 17;
 /// faster than preparing a search. The limit is higher beside a GPU: a search there has to copy the
 /// rows and load kernels that rounds do not use. 4 · 10⁸ took 16 cores 40 ms more than an H200 whose
 /// kernels were loaded.
-const FEW: usize = 1 << 20;
-const FEW_BESIDE_A_GPU: usize = 1 << 28;
+const HOST_PRODUCTS: usize = 1 << 20;
+const HOST_PRODUCTS_BESIDE_A_GPU: usize = 1 << 28;
 
 /// The nearest centroid of each row, ties going to the lower number.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl NearestCentroids {
         let pairs = open * centroids.len();
         let mut work = Work { rechecked: pairs as u64, ..Work::default() };
         let is_gpu = device.info().memory.is_some();
-        let few = if is_gpu { FEW_BESIDE_A_GPU } else { FEW };
+        let few = if is_gpu { HOST_PRODUCTS_BESIDE_A_GPU } else { HOST_PRODUCTS };
         let search = match pairs * centroids.matrix().dim() <= few {
             true => None,
             false => Some(ExactSearch::open(device.clone(), centroids.clone(), metric, 1, job)?),

@@ -103,6 +103,15 @@ impl std::ops::AddAssign for DbscanWork {
     }
 }
 
+/// Bounds on the squared distance of two rows.
+#[derive(Debug, Clone, Copy)]
+pub struct CertainSquares {
+    /// A squared distance ≤ this proves that the pair is within eps.
+    pub inside: f64,
+    /// A squared distance > this proves that it is not.
+    pub outside: f64,
+}
+
 impl Within {
     /// The test for `eps`, which is finite and at least 0.
     pub fn new(metric: Metric, eps: f64) -> Self {
@@ -156,16 +165,16 @@ impl Within {
         (limit - more, limit + more)
     }
 
-    /// Bounds `(inside, outside)` on the squared distance of two rows: one ≤ `inside` proves that
-    /// the pair is within eps; one > `outside` proves the opposite. Under `cosine` and `pearson`
-    /// the bounds are on the squared distance of the unit vectors, whose squared lengths differ
-    /// from 1 by at most 1e-9.
-    pub fn squares(&self, dim: usize) -> (f64, f64) {
-        let (below, up_to) = self.certain_bounds_f64(dim);
+    /// Bounds on the squared distance of two rows. Under `cosine` and `pearson` they are on the
+    /// squared distance of the unit vectors, whose squared lengths differ from 1 by at most 1e-9.
+    pub fn squares(&self, dim: usize) -> CertainSquares {
+        let (inside, outside) = self.certain_bounds_f64(dim);
         match self.metric.sum() {
             // |u − v|² = |u|² + |v|² − 2 u·v.
-            Sum::Products => (2.0 * below - 4e-9, 2.0 * up_to + 4e-9),
-            _ => (below, up_to),
+            Sum::Products => {
+                CertainSquares { inside: 2.0 * inside - 4e-9, outside: 2.0 * outside + 4e-9 }
+            }
+            _ => CertainSquares { inside, outside },
         }
     }
 
@@ -274,9 +283,9 @@ mod tests {
                 // eps equal to the distance, and slightly different.
                 for by in [1.0, 1.0 - 1e-15, 1.0 + 1e-15, 1.0 - 1e-6, 1.0 + 1e-6, 0.5, 2.0] {
                     let within = Within::new(metric, near * by);
-                    let (below, up_to) = within.squares(dim);
-                    if square <= below || square > up_to {
-                        assert_eq!(within.holds(&x, &y), square <= below, "{metric} {near} {by}");
+                    let CertainSquares { inside, outside } = within.squares(dim);
+                    if square <= inside || square > outside {
+                        assert_eq!(within.holds(&x, &y), square <= inside, "{metric} {near} {by}");
                         certain += 1;
                     } else {
                         open += 1;

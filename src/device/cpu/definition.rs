@@ -11,7 +11,7 @@ use crate::metric::{Direction, Metric, Sum, Vector, power_of_two_near_inverse};
 use crate::rows::Rows;
 
 /// Pairs whose sums run side by side.
-const BESIDE: usize = 8;
+const PAIRS_TOGETHER: usize = 8;
 
 /// Pairs whose sums run side by side where each has a lane of its own, and the dimensions that are widened at a time.
 const LANES: usize = f64::LANES;
@@ -71,7 +71,7 @@ impl<'a> ExactPairs<'a> {
 
     fn prefetch_as<T: Real>(&self, rows: &[u32]) {
         let exist = |row: &&u32| (**row as usize) < self.base.len();
-        let first = rows.iter().take(BESIDE).take_while(exist);
+        let first = rows.iter().take(PAIRS_TOGETHER).take_while(exist);
         first.for_each(|row| prefetch(vector::<T>(self.base, *row as usize).values));
     }
 
@@ -150,17 +150,23 @@ impl<'a> ExactPairs<'a> {
             }
             return;
         }
-        let mut next = rows.chunks(BESIDE).skip(1);
-        for (distances, rows) in distances.chunks_mut(BESIDE).zip(rows.chunks(BESIDE)) {
+        let mut next = rows.chunks(PAIRS_TOGETHER).skip(1);
+        for (distances, rows) in
+            distances.chunks_mut(PAIRS_TOGETHER).zip(rows.chunks(PAIRS_TOGETHER))
+        {
             // While these are added up, the next come from memory.
             let coming = next.next().unwrap_or_default().iter();
             coming.for_each(|row| prefetch(vector::<T>(self.base, *row as usize).values));
             // A partial chunk repeats its last pair.
             let row = |i: usize| vector::<T>(self.base, rows[i.min(rows.len() - 1)] as usize);
-            if rows.len() > BESIDE / 2 {
-                self.beside::<T, BESIDE>(buffer, std::array::from_fn(row), distances);
+            if rows.len() > PAIRS_TOGETHER / 2 {
+                self.beside::<T, PAIRS_TOGETHER>(buffer, std::array::from_fn(row), distances);
             } else {
-                self.beside::<T, { BESIDE / 2 }>(buffer, std::array::from_fn(row), distances);
+                self.beside::<T, { PAIRS_TOGETHER / 2 }>(
+                    buffer,
+                    std::array::from_fn(row),
+                    distances,
+                );
             }
         }
     }

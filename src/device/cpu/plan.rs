@@ -78,9 +78,9 @@ const EXHAUSTIVE_PRODUCTS: usize = 1024;
 /// extend the range: sift128 at 10%, K = 64, `Hamerly` 1.81 and `Drake` 2.74 s, K = 128 2.14 and 1.99 s (Xeon with VNNI,
 /// 2026-11-28); sift128 with AVX2, K = 64, `Hamerly` 0.45 to 0.49 and `Elkan` 0.58 to 0.59 s (Zen 3, 2026-11-28);
 /// blobs24, K = 512, `Hamerly` 8 and `Drake` 41 ms.
-const FEW: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 48)];
-const FEW_WITH_AVX512: (usize, usize) = (256, 128);
-const FEW_WITH_HAMERLY: (usize, usize) = (32, 1024);
+const FEW_CENTROIDS: [(usize, usize); 3] = [(15, usize::MAX), (32, 511), (256, 48)];
+const FEW_CENTROIDS_WITH_AVX512: (usize, usize) = (256, 128);
+const FEW_CENTROIDS_WITH_HAMERLY: (usize, usize) = (32, 1024);
 
 /// The most centroids of [`AssignmentStrategy::Hamerly`].
 const HAMERLY: usize = 4096;
@@ -123,9 +123,9 @@ fn suits_exhaustive(AssignmentShape { metric, level, dim, k, .. }: AssignmentSha
 
 /// Whether dimensions and centroids are so few that lists of bounds do not pay.
 fn has_few_centroids(AssignmentShape { metric, level, dim, k, .. }: AssignmentShape) -> bool {
-    let with_hamerly = (metric == Metric::SqEuclidean).then_some(FEW_WITH_HAMERLY);
-    let with_avx512 = level.has_avx512().then_some(FEW_WITH_AVX512);
-    let mut limits = FEW.into_iter().chain(with_avx512).chain(with_hamerly);
+    let with_hamerly = (metric == Metric::SqEuclidean).then_some(FEW_CENTROIDS_WITH_HAMERLY);
+    let with_avx512 = level.has_avx512().then_some(FEW_CENTROIDS_WITH_AVX512);
+    let mut limits = FEW_CENTROIDS.into_iter().chain(with_avx512).chain(with_hamerly);
     limits.any(|(most_dim, most)| dim <= most_dim && k <= most)
 }
 

@@ -49,8 +49,8 @@ impl DbscanExec {
 
 /// The largest number of dimensions in which bounding boxes prune pairs, and the number of rows
 /// that a row is then compared with.
-const BOXES: usize = 16;
-const SOME: usize = 4096;
+const BOX_DIM: usize = 16;
+const COMPARED_ROWS: usize = 4096;
 
 impl ClusterFamily for DbscanOutput {
     type Params = DbscanParams;
@@ -73,9 +73,9 @@ impl ClusterFamily for DbscanOutput {
     }
 
     /// `rows · width` per compared row. In few dimensions, bounding boxes prune most pairs, and
-    /// each row is compared with [`SOME`] rows.
+    /// each row is compared with [`COMPARED_ROWS`] rows.
     fn operations(_params: &DbscanParams, rows: usize, width: usize) -> f64 {
-        let others = if width > BOXES { rows } else { rows.min(SOME) };
+        let others = if width > BOX_DIM { rows } else { rows.min(COMPARED_ROWS) };
         width as f64 * rows as f64 * others as f64
     }
 

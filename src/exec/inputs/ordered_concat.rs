@@ -299,11 +299,18 @@ impl ExecutionPlan for OrderedConcatExec {
     }
 }
 
-/// A batch, the bytes reserved for it, and its permits of the buffer.
-type BufferedBatch = (Result<RecordBatch>, usize, [Option<OwnedSemaphorePermit>; 2]);
+struct BufferedBatch {
+    batch: Result<RecordBatch>,
+    /// The bytes reserved for it.
+    bytes: usize,
+    /// Its place and its bytes in the buffer.
+    _permits: [Option<OwnedSemaphorePermit>; 2],
+}
 
-/// A running partition: the receiver of its batches, and its task.
-type RunningPartition = (mpsc::UnboundedReceiver<BufferedBatch>, SpawnedTask<()>);
+struct RunningPartition {
+    batches: mpsc::UnboundedReceiver<BufferedBatch>,
+    task: SpawnedTask<()>,
+}
 
 /// The rows of all partitions in order, while several partitions run.
 struct ReadAhead {
@@ -358,7 +365,7 @@ impl ReadAhead {
                     return Some(Err(error));
                 }
             }
-            let (receiver, _) = self.running.front_mut()?;
+            let receiver = &mut self.running.front_mut()?.batches;
             let received = if self.waiting.is_empty() {
                 receiver.recv().await
             } else {
@@ -370,11 +377,11 @@ impl ReadAhead {
                     Either::Right(_) => continue,
                 }
             };
-            if let Some((batch, bytes, _places)) = received {
+            if let Some(BufferedBatch { batch, bytes, _permits }) = received {
                 self.memory.shrink(bytes);
                 return Some(batch);
             }
-            if let Some((_, task)) = self.running.pop_front()
+            if let Some(RunningPartition { task, .. }) = self.running.pop_front()
                 // Resumes a panic of the task.
                 && let Err(error) = task.join_unwind().await
             {
@@ -402,19 +409,19 @@ impl ReadAhead {
                     many.clone().try_acquire_owned(),
                     bytes_left.clone().try_acquire_many_owned(permits),
                 );
-                let sent = match places {
+                let (bytes, permits) = match places {
                     (Ok(place), Ok(room)) if memory.try_grow(bytes).is_ok() => {
                         peak.set_max(memory.size());
-                        (batch, bytes, [Some(place), Some(room)])
+                        (bytes, [Some(place), Some(room)])
                     }
-                    _ => (batch, 0, [one.clone().acquire_owned().await.ok(), None]),
+                    _ => (0, [one.clone().acquire_owned().await.ok(), None]),
                 };
-                if sender.send(sent).is_err() {
+                if sender.send(BufferedBatch { batch, bytes, _permits: permits }).is_err() {
                     break;
                 }
             }
         });
-        self.running.push_back((receiver, task));
+        self.running.push_back(RunningPartition { batches: receiver, task });
         Ok(())
     }
 }

@@ -12,6 +12,12 @@ use crate::exec::read::weights::weights;
 use crate::job::{Job, Reserved};
 use crate::rows::Rows;
 
+/// The relation of the first centroids.
+pub(super) struct InitRelation {
+    pub columns: InputColumns,
+    pub batches: Vec<RecordBatch>,
+}
+
 /// The rows of an input, with their weights.
 pub(super) struct ClusteringInput {
     pub rows: Rows,
@@ -29,20 +35,20 @@ impl ClusteringInput {
         input_columns: &InputColumns,
         ReadRows { rows, positions, reserved }: ReadRows,
         batches: &[RecordBatch],
-        first: Option<(InputColumns, Vec<RecordBatch>)>,
+        init: Option<InitRelation>,
         job: &Job,
     ) -> Result<Self> {
         let (weights, of_weights) = weights(spec.weight.as_deref(), batches, input_columns, job)?;
         let (kind, mut of_first) = (input_columns.kind, None);
-        let first = match first {
-            Some((input_columns, batches)) => {
+        let first = match init {
+            Some(InitRelation { columns, batches }) => {
                 let vector = spec.init_vector.clone().unwrap_or_else(|| spec.vector.clone());
                 let dim = (!rows.is_empty()).then(|| rows.matrix().dim());
                 let reader = VectorReader::new("init", vector, kind, spec.params.metric());
                 let reader = reader.for_search().continuing(0, dim);
-                let mut reading = BatchReader::new(reader, &batches, &input_columns);
+                let mut reading = BatchReader::new(reader, &batches, &columns);
                 for batch in &batches {
-                    reading.append(batch, &input_columns, job)?;
+                    reading.append(batch, &columns, job)?;
                 }
                 let read = reading.finish();
                 of_first = read.reserved;

@@ -3,7 +3,7 @@
 use arrow::array::RecordBatch;
 use datafusion::error::Result;
 
-use super::input::ClusteringInput;
+use super::input::{ClusteringInput, InitRelation};
 use super::output::{ClusterLabels, centroids};
 use super::spec::KMeansOutput;
 use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
@@ -27,8 +27,9 @@ pub(super) fn compute(
 ) -> Result<Clustered> {
     let ClusterExecution { spec, input_columns, schema, device: label, result, progress, .. } =
         execution;
-    let first = execution.init.zip(first);
-    let input = ClusteringInput::new(&spec, &input_columns, read, &batches, first, job)?;
+    let init = execution.init.zip(first);
+    let init = init.map(|(columns, batches)| InitRelation { columns, batches });
+    let input = ClusteringInput::new(&spec, &input_columns, read, &batches, init, job)?;
     let (rows, width) = (input.rows.len(), input.rows.matrix().width());
     let operations = KMeansOutput::operations(&spec.params, rows, width);
     let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;

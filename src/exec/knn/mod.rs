@@ -54,7 +54,7 @@ use datafusion::physical_plan::{
     PlanProperties,
 };
 
-pub use self::spec::{KnnSpec, knn_fields};
+pub use self::spec::{InputFields, KnnSpec, knn_fields};
 use self::stored_base::Stored;
 use crate::algo::knn::Index;
 use crate::device::Shape;
@@ -111,8 +111,10 @@ impl KnnExec {
         let query_schema =
             queries.as_ref().map(|(input_columns, plan)| (input_columns, plan.schema()));
         let fields = knn_fields(
-            query_schema.as_ref().map(|(input_columns, schema)| (*input_columns, schema.fields())),
-            (&base_columns, base.schema().fields()),
+            query_schema
+                .as_ref()
+                .map(|(columns, schema)| InputFields { columns, fields: schema.fields() }),
+            InputFields { columns: &base_columns, fields: base.schema().fields() },
         )?;
         let schema = Arc::new(Schema::new(fields));
         let properties = PlanProperties::new(

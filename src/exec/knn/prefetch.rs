@@ -30,15 +30,21 @@ pub(super) struct PrefetchedOutput {
     baseline: BaselineMetrics,
 }
 
-/// A search, its result for a block, and the time that it took.
-type BlockResult = (Box<BlockSearch>, Result<Option<Batches>>, Duration);
+/// A search after its next block.
+struct SearchedBlock {
+    search: Box<BlockSearch>,
+    /// The block's neighbours; `None` after the last block.
+    batches: Result<Option<Batches>>,
+    /// The time that the block took.
+    took: Duration,
+}
 
 /// The state of the search.
 enum SearchState {
     /// No block is being searched.
     Idle(Box<BlockSearch>),
     /// The next block is being searched.
-    Prefetching(SpawnedTask<BlockResult>),
+    Prefetching(SpawnedTask<SearchedBlock>),
     /// The search has ended or failed.
     Ended,
 }
@@ -88,7 +94,8 @@ impl PrefetchedOutput {
             }
             SearchState::Prefetching(task) => {
                 let start = Instant::now();
-                let (search, batches, took) = task.join_unwind().await.map_err(join_error)?;
+                let SearchedBlock { search, batches, took } =
+                    task.join_unwind().await.map_err(join_error)?;
                 self.ahead.add_duration(took.saturating_sub(start.elapsed()));
                 (search, batches)
             }
@@ -106,10 +113,10 @@ impl PrefetchedOutput {
 }
 
 /// Searches the next block in a task of its own.
-fn prefetch(mut search: Box<BlockSearch>) -> SpawnedTask<BlockResult> {
+fn prefetch(mut search: Box<BlockSearch>) -> SpawnedTask<SearchedBlock> {
     SpawnedTask::spawn(async move {
         let start = Instant::now();
         let batches = search.next().await;
-        (search, batches, start.elapsed())
+        SearchedBlock { search, batches, took: start.elapsed() }
     })
 }

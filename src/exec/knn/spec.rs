@@ -50,35 +50,41 @@ impl KnnSpec {
     }
 }
 
+/// The fields of an input of a search.
+#[derive(Clone, Copy)]
+pub struct InputFields<'a> {
+    /// The columns that are read.
+    pub columns: &'a InputColumns,
+    /// All fields.
+    pub fields: &'a Fields,
+}
+
 /// The output columns: those of the queries with prefix `query_`, those of the base with prefix
 /// `base_`, `rank` and `distance`.
 ///
 /// # Errors
 /// Vectors of kinds that cannot be compared.
-pub fn knn_fields(
-    queries: Option<(&InputColumns, &Fields)>,
-    base: (&InputColumns, &Fields),
-) -> Result<Vec<Field>> {
-    let (query_side, query_fields) = queries.unwrap_or(base);
-    let kinds = (query_side.kind, base.0.kind);
-    if !kinds.0.is_like(kinds.1) {
+pub fn knn_fields(queries: Option<InputFields<'_>>, base: InputFields<'_>) -> Result<Vec<Field>> {
+    let queries = queries.unwrap_or(base);
+    if !queries.columns.kind.is_like(base.columns.kind) {
         return plan_err!("queries and base must both hold numbers, both bits or both sets");
     }
-    if let (Some(q), Some(b)) = (query_side.dim(query_fields), base.0.dim(base.1))
+    let dim = |input: InputFields<'_>| input.columns.dim(input.fields);
+    if let (Some(q), Some(b)) = (dim(queries), dim(base))
         && q != b
     {
         return plan_err!("dim mismatch: queries have {q}, base has {b}");
     }
-    let carried = |prefix: &str, input_columns: &InputColumns, fields: &Fields| {
+    let carried = |prefix: &str, input: InputFields<'_>| {
         let rename = |i: &usize| {
-            let field = fields[*i].as_ref().clone();
+            let field = input.fields[*i].as_ref().clone();
             let name = format!("{prefix}_{}", field.name());
             field.with_name(name)
         };
-        input_columns.carried.iter().map(rename).collect::<Vec<_>>()
+        input.columns.carried.iter().map(rename).collect::<Vec<_>>()
     };
-    let mut fields = carried("query", query_side, query_fields);
-    fields.extend(carried("base", base.0, base.1));
+    let mut fields = carried("query", queries);
+    fields.extend(carried("base", base));
     fields.push(Field::new("rank", DataType::Int64, false));
     fields.push(Field::new("distance", DataType::Float64, false));
     Ok(fields)

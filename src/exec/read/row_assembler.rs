@@ -363,7 +363,7 @@ mod tests {
     /// Passes the batches on in a random order that keeps the order within each partition.
     fn placed(
         parts: &[Vec<Result<RecordBatch, &'static str>>],
-        known: (usize, Option<Vec<usize>>),
+        known: KnownRows,
         random: &mut Random,
         job: &Job,
     ) -> Result<(ReadRows, Vec<RecordBatch>)> {
@@ -375,7 +375,6 @@ mod tests {
         let first = first.cloned().unwrap_or_else(|| batch(&[], 0, true));
         let input_columns = input_columns(&first);
         let dim = input_columns.known_dim(first.schema().fields());
-        let known = KnownRows { all: known.0, of_partitions: known.1 };
         let mut assembler =
             RowAssembler::new(input_columns, dim, parts.len(), known, reader(), retention);
         let mut left: Vec<_> = parts.iter().map(|part| part.iter()).enumerate().collect();
@@ -409,7 +408,7 @@ mod tests {
             all.iter().for_each(|batch| expected.append(&[batch.column(0).clone()]).unwrap());
             let (expected, positions) = expected.finish();
             let (rows, mut of_parts) = counts(&parts);
-            let known = match random.below(4) {
+            let (all, of_partitions) = match random.below(4) {
                 0 => (0, None),
                 1 => (rows, None),
                 2 => (rows, Some(of_parts)),
@@ -422,6 +421,7 @@ mod tests {
             };
             let parts: Vec<Vec<_>> =
                 parts.into_iter().map(|part| part.into_iter().map(Ok).collect()).collect();
+            let known = KnownRows { all, of_partitions };
             let (read, retained) = placed(&parts, known, random, &job).unwrap();
             assert_eq!(read.positions, positions, "seed {seed}");
             assert_eq!(read.rows.reals::<f32>(), expected.reals::<f32>(), "seed {seed}");
@@ -462,11 +462,12 @@ mod tests {
                 }
                 failing.push(of_part);
             }
-            let known = match random.below(3) {
+            let (all, of_partitions) = match random.below(3) {
                 0 => (0, None),
                 1 => (rows, None),
                 _ => (rows, Some(of_parts)),
             };
+            let known = KnownRows { all, of_partitions };
             let outcome = placed(&failing, known, random, &job).map(drop);
             let told = match &outcome {
                 Ok(()) => None,
@@ -495,13 +496,13 @@ mod tests {
         let parts = [0, 2].map(|first| vec![Ok(of(first).unwrap())]);
         for of_parts in [None, Some(vec![claimed - 3, 3]), Some(vec![3, claimed - 3])] {
             let random = &mut Random::new(7);
-            let known = (claimed, of_parts);
+            let known = KnownRows { all: claimed, of_partitions: of_parts };
             let (read, retained) = placed(&parts, known, random, &job).unwrap();
             assert_eq!((read.positions, retained.len()), (vec![0, 2, 3, 5], 2));
             let values: &[f32] = read.rows.reals().unwrap();
             assert!(values.chunks(dim).map(|row| row[dim - 1]).eq([0.0, 1.0, 2.0, 3.0]));
             let none = [0, 2].map(|first| vec![Ok(of(first).unwrap().slice(0, 0))]);
-            let known = (claimed, Some(vec![claimed - 3, 3]));
+            let known = KnownRows { all: claimed, of_partitions: Some(vec![claimed - 3, 3]) };
             let (read, _) = placed(&none, known, random, &job).unwrap();
             assert!(read.rows.is_empty());
         }
@@ -523,8 +524,10 @@ mod tests {
         let list = || Some(vec![Some(1.0), Some(2.0)]);
         let one = |is_fixed| vec![Ok(batch(&[list(), None], 0, is_fixed))];
         for (seed, is_fixed) in (0..40).flat_map(|seed| [(seed, true), (seed, false)]) {
-            for known in [(0, None), (4, None), (4, Some(vec![2, 2])), (4, Some(vec![4, 0]))] {
-                let parts = match known.1.as_ref().map(|rows| rows[0]) {
+            let counts = [(0, None), (4, None), (4, Some(vec![2, 2])), (4, Some(vec![4, 0]))];
+            for (all, of_partitions) in counts {
+                let known = KnownRows { all, of_partitions };
+                let parts = match known.of_partitions.as_ref().map(|rows| rows[0]) {
                     Some(4) => {
                         vec![one(is_fixed).into_iter().chain(one(is_fixed)).collect(), vec![]]
                     }
@@ -534,7 +537,8 @@ mod tests {
                 let error = outcome.unwrap_err().to_string();
                 assert!(error.contains("out of memory for rows"), "{error}");
             }
-            let outcome = placed(&[one(is_fixed)], (2, None), &mut Random::new(seed), &job);
+            let known = KnownRows { all: 2, of_partitions: None };
+            let outcome = placed(&[one(is_fixed)], known, &mut Random::new(seed), &job);
             assert!(outcome.is_err());
         }
     }

@@ -16,6 +16,11 @@ pub enum VectorColumn {
 }
 
 impl VectorColumn {
+    /// One numeric column for each dimension.
+    pub(crate) fn dimensions<S: Into<String>>(columns: impl IntoIterator<Item = S>) -> Self {
+        Self::Dimensions(columns.into_iter().map(Into::into).collect())
+    }
+
     /// The names of the columns.
     pub fn names(&self) -> &[String] {
         match self {

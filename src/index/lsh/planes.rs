@@ -124,17 +124,22 @@ fn trained(hasher: &Hasher, table: usize, count: usize, job: &Job) -> Result<Vec
     Ok(planes)
 }
 
-/// The rows on the smaller side of the plane, summed over boxes, and the sum of the distances of
-/// all rows.
-type Score = (u64, f64);
+/// The scores of a candidate plane.
+struct Score {
+    /// The rows on the smaller side of the plane, summed over boxes.
+    smaller_sides: u64,
+    /// The sum of the distances of all rows from the plane.
+    distances: f64,
+}
 
 /// The first candidate with the best total score.
 fn best(scores: &[Score]) -> usize {
-    let most = scores
-        .iter()
-        .fold((0, 0.0), |most: Score, score| (most.0.max(score.0), most.1.max(score.1)));
+    let most_split = scores.iter().map(|score| score.smaller_sides).max().unwrap_or(0) as f64;
+    let most_distant = scores.iter().map(|score| score.distances).fold(0.0, f64::max);
     let share = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
-    let total = |score: &Score| share(score.0 as f64, most.0 as f64) + share(score.1, most.1);
+    let total = |score: &Score| {
+        share(score.smaller_sides as f64, most_split) + share(score.distances, most_distant)
+    };
     let mut best = 0;
     for i in 1..scores.len() {
         if total(&scores[i]) > total(&scores[best]) {
@@ -169,11 +174,15 @@ fn judge(
             }
         }
     }
-    let split = |plane: usize| {
+    let smaller_sides = |plane: usize| {
         let of_plane = sides[plane..].iter().step_by(count);
         of_plane.map(|[one, other]| u64::from(*one.min(other))).sum()
     };
-    Ok((0..count).map(|plane| (split(plane), distances[plane])).collect())
+    let scores = distances.iter().enumerate().map(|(plane, distances)| Score {
+        smaller_sides: smaller_sides(plane),
+        distances: *distances,
+    });
+    Ok(scores.collect())
 }
 
 /// Splits every box by a plane; returns the box of each row, and the number of non-empty boxes.
@@ -257,7 +266,10 @@ mod tests {
 
     #[test]
     fn of_equal_candidates_the_first_is_taken() {
-        assert_eq!(best(&[(1, 2.0), (2, 2.0), (2, 2.0), (0, 2.0)]), 1);
-        assert_eq!(best(&[(0, 0.0), (0, 0.0)]), 0);
+        let scores = |smaller_sides: &[u64], distances: f64| -> Vec<Score> {
+            smaller_sides.iter().map(|&sides| Score { smaller_sides: sides, distances }).collect()
+        };
+        assert_eq!(best(&scores(&[1, 2, 2, 0], 2.0)), 1);
+        assert_eq!(best(&scores(&[0, 0], 0.0)), 0);
     }
 }

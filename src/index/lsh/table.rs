@@ -12,7 +12,7 @@ const PER_SECTION: usize = 4;
 const TOGETHER: usize = 64;
 
 /// Sections of up to this number of keys are scanned, which is faster than binary search.
-const FEW: usize = 24;
+const MOST_SCANNED: usize = 24;
 
 /// The sizes of the buckets of tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -164,7 +164,7 @@ impl Table {
             for ((start, end), key) in sections.iter().zip(keys) {
                 let others = &self.keys[*start as usize..*end as usize];
                 let (mut before, mut equal) = (0, 0);
-                if others.len() <= FEW {
+                if others.len() <= MOST_SCANNED {
                     for other in others {
                         before += u32::from(other < key);
                         equal += u32::from(other == key);

@@ -222,8 +222,12 @@ pub(in crate::sql) struct ColumnResolver<'a, 'b> {
     added: Vec<Expr>,
 }
 
-/// A requested expression: label, expression and type.
-type RequestedColumn = (String, Expr, DataType);
+/// A requested expression.
+struct RequestedColumn {
+    label: String,
+    expr: Expr,
+    data_type: DataType,
+}
 
 impl<'a, 'b> ColumnResolver<'a, 'b> {
     /// # Errors
@@ -273,7 +277,7 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
             (None, false) => vector_kind.of_nulls(),
         };
         let mut names = Vec::new();
-        for (label, expr, data_type) in exprs {
+        for RequestedColumn { label, expr, data_type } in exprs {
             let written = name_of(&expr).map_or_else(|| label.clone(), |name| quoted(&name));
             let (expr, data_type) = decode(expr, data_type, &of_nulls);
             self.check(&label, &written, &data_type, is_list, vector_kind)?;
@@ -295,12 +299,12 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
     ) -> Result<Option<DataType>> {
         let (exprs, is_list) = self.requested(requested, vector_kind)?;
         Ok(match exprs.as_slice() {
-            [(_, _, data_type)] if !is_list => vector_kind.of_any_length(data_type),
+            [column] if !is_list => vector_kind.of_any_length(&column.data_type),
             _ => None,
         })
     }
 
-    /// The requested expressions with labels and types, and whether each is a dimension.
+    /// The requested expressions, and whether each is a dimension.
     fn requested(
         &mut self,
         requested: Option<&ColumnArgument>,
@@ -319,7 +323,7 @@ impl<'a, 'b> ColumnResolver<'a, 'b> {
         };
         let typed = exprs.into_iter().map(|(label, expr)| {
             let data_type = expr.get_type(schema.as_ref())?;
-            Ok::<_, DataFusionError>((label, expr, data_type))
+            Ok::<_, DataFusionError>(RequestedColumn { label, expr, data_type })
         });
         Ok((typed.collect::<Result<_>>()?, is_list))
     }

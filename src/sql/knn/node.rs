@@ -12,7 +12,7 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::lsh::{self, LshArguments};
 use crate::algo::knn::{KnnParams, LshParams};
-use crate::exec::{InputColumns, KnnExec, KnnSpec, StoredIndex, knn_fields};
+use crate::exec::{InputColumns, InputFields, KnnExec, KnnSpec, StoredIndex, knn_fields};
 use crate::index::lsh::Planes;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -283,15 +283,16 @@ fn schema(
     base: &VectorInput,
     metric: Option<Metric>,
 ) -> Result<DFSchemaRef> {
-    let query_side = match queries {
+    let query_fields = match queries {
         Some(queries) => {
             Some((input_columns("queries", queries, metric)?.0, queries.plan.schema().fields()))
         }
         None => None,
     };
+    let (base_columns, _) = input_columns("base", base, metric)?;
     let fields = knn_fields(
-        query_side.as_ref().map(|(input_columns, fields)| (input_columns, *fields)),
-        (&input_columns("base", base, metric)?.0, base.plan.schema().fields()),
+        query_fields.as_ref().map(|(columns, fields)| InputFields { columns, fields }),
+        InputFields { columns: &base_columns, fields: base.plan.schema().fields() },
     )?;
     Ok(Arc::new(DFSchema::try_from(Schema::new(fields))?))
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::params::{LshParams, Scoring};
-use super::probed_buckets::{ProbedBuckets, RaggedLists, concat_lists};
+use super::probed_buckets::{ProbedBuckets, ProbedQueries, RaggedLists, concat_lists};
 use super::resolved_params::{ProbeRule, ResolvedParams};
 use super::tables::{HashTable, ROWS_TOGETHER, build};
 use super::visited::VisitedRows;
@@ -185,9 +185,8 @@ impl CandidateGenerator {
         self.base.row_filter.as_ref().map(|filter| filter.others())
     }
 
-    /// Number of queries to look up at a time, so that they have about `buckets` buckets in all;
-    /// `last` has the size of the last block and the most buckets of a query in it.
-    pub fn together(&self, buckets: usize, last: Option<(usize, usize)>) -> usize {
+    /// Number of queries to look up at a time, so that they have about `buckets` buckets in all.
+    pub fn together(&self, buckets: usize, last: Option<ProbedQueries>) -> usize {
         let most: usize = match self.resolved.probe_rule {
             ProbeRule::Probes(probes) => self.tables.len() * probes,
             ProbeRule::Radius(_) => self.boxes.iter().map(Vec::len).sum(),
@@ -195,7 +194,9 @@ impl CandidateGenerator {
         let certain = (buckets / most.max(1)).max(1);
         match last {
             // Few boxes are within the radius of most queries.
-            Some((queries, most)) => (buckets / (2 * most).max(1)).min(4 * queries).max(certain),
+            Some(ProbedQueries { queries, most_buckets }) => {
+                (buckets / (2 * most_buckets).max(1)).min(4 * queries).max(certain)
+            }
             None => certain.max(threads()),
         }
     }
@@ -269,7 +270,7 @@ impl CandidateGenerator {
             }
         }
         let counts = vec![1; buckets.len()];
-        (buckets, counts)
+        RaggedLists { items: buckets, counts }
     }
 
     /// The buckets of a block of queries, query by query and table by table, and their counts.
@@ -320,7 +321,7 @@ impl CandidateGenerator {
                 counts.push(ends[at] - start);
             }
         }
-        Ok((by_query, counts))
+        Ok(RaggedLists { items: by_query, counts })
     }
 
     /// For each query, the largest sum of squared distances to crossed planes within the radius.
@@ -365,7 +366,7 @@ impl CandidateGenerator {
             counts.push(rows.len() - start);
         }
         lock(&self.idle).push(marks);
-        Ok((rows, counts))
+        Ok(RaggedLists { items: rows, counts })
     }
 
     fn marks(&self) -> VisitedRows {

@@ -63,8 +63,14 @@ struct LazyCandidateGenerator {
     inputs: Mutex<Option<BuildInputs>>,
 }
 
-/// The inputs of [`CandidateGenerator::build`], and the reserved memory of the training rows.
-type BuildInputs = (ResolvedParams, LshParams, IndexedBase, Option<Reserved>);
+/// The inputs of [`CandidateGenerator::build`].
+struct BuildInputs {
+    resolved: ResolvedParams,
+    params: LshParams,
+    base: IndexedBase,
+    /// Memory of the training rows.
+    _reserved: Option<Reserved>,
+}
 
 impl From<CandidateGenerator> for LazyCandidateGenerator {
     fn from(generator: CandidateGenerator) -> Self {
@@ -76,7 +82,8 @@ impl LazyCandidateGenerator {
     fn get(&self, job: &Job) -> Result<&CandidateGenerator> {
         // The lock makes concurrent callers wait for the tables that are being built.
         let mut inputs = lock(&self.inputs);
-        if let (None, Some((resolved, params, base, _reserved))) = (self.generator.get(), &*inputs)
+        if let (None, Some(BuildInputs { resolved, params, base, .. })) =
+            (self.generator.get(), &*inputs)
         {
             let generator = CandidateGenerator::build(resolved.clone(), params, base.clone(), job)?;
             let _ = self.generator.set(generator);
@@ -153,7 +160,12 @@ impl<D: Device> LshSearch<D> {
             DeviceTables::build(&reranker, &resolved, lsh, indexed.is_queried, job)?;
         let (generator, sizes) = match &device_tables {
             Some((_, sizes)) => {
-                let inputs = Mutex::new(Some((resolved, lsh.clone(), indexed, reserved)));
+                let inputs = Mutex::new(Some(BuildInputs {
+                    resolved,
+                    params: lsh.clone(),
+                    base: indexed,
+                    _reserved: reserved,
+                }));
                 (LazyCandidateGenerator { generator: OnceLock::new(), inputs }, *sizes)
             }
             None => {

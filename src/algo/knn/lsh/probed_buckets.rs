@@ -13,15 +13,27 @@ pub(super) struct ProbedBuckets {
     pub tables: usize,
 }
 
-/// Concatenated lists, and the length of each.
-pub(super) type RaggedLists<T> = (Vec<T>, Vec<usize>);
+/// The last queries whose buckets were looked up together.
+pub(super) struct ProbedQueries {
+    pub queries: usize,
+    /// The most buckets of one of them.
+    pub most_buckets: usize,
+}
 
-/// Concatenates the lists of all tasks; returns the start of each list and the end of the last.
-pub(super) fn concat_lists<T>(tasks: Vec<Result<RaggedLists<T>>>) -> Result<RaggedLists<T>> {
-    let count = tasks.iter().flatten().map(|(items, _)| items.len()).sum();
+/// Concatenated lists.
+pub(super) struct RaggedLists<T> {
+    pub items: Vec<T>,
+    /// The length of each list.
+    pub counts: Vec<usize>,
+}
+
+/// Concatenates the lists of all tasks: the items, and the start of each list and the end of the
+/// last.
+pub(super) fn concat_lists<T>(tasks: Vec<Result<RaggedLists<T>>>) -> Result<(Vec<T>, Vec<usize>)> {
+    let count = tasks.iter().flatten().map(|lists| lists.items.len()).sum();
     let (mut all, mut starts, mut end) = (Vec::with_capacity(count), vec![0], 0);
     for lists in tasks {
-        let (items, counts) = lists?;
+        let RaggedLists { items, counts } = lists?;
         starts.extend(counts.into_iter().map(|count| {
             end += count;
             end

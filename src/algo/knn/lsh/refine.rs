@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use super::candidates::CandidateGenerator;
-use super::probed_buckets::concat_lists;
 use super::rerank::{PartialTopK, Reranker, reserved_buckets};
 use crate::algo::knn::search::{LshWork, SearchResult};
 use crate::algo::knn::top_k::NearestLists;
@@ -131,8 +130,7 @@ impl<D: Device> Reranker<D> {
             let (one, query_rows) = (queries.slice(at..at + 1), query_rows.skip(query));
             let one = QueryInput { rows: &one, query_rows };
             let (probed, _reserved) = reserved_buckets(generator, one, &part)?;
-            let candidates = generator.candidates(&probed, 0..1, query_rows, &part);
-            let (rows, _) = concat_lists(vec![candidates])?;
+            let rows = generator.candidates(&probed, 0..1, query_rows, &part)?.items;
             Ok((nearest(&pairs, at, &rows, self.k, &mut Vec::new()), rows.len() as u64))
         });
         let (mut rows, mut distances, mut starts, mut pairs) = (Vec::new(), Vec::new(), vec![0], 0);

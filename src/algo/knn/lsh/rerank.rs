@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::candidates::CandidateGenerator;
 use super::gpu::table_residency::ResidentTables;
-use super::probed_buckets::{ProbedBuckets, concat_lists};
+use super::probed_buckets::{ProbedBuckets, ProbedQueries, concat_lists};
 use crate::algo::knn::top_k::{NearestLists, merge, select_top_k};
 use crate::device::{
     Candidates, Device, Distances, ErrorBounds, NearestInBuckets, QueryInput, QueryRows, RowStats,
@@ -174,8 +174,9 @@ impl<D: Device> Reranker<D> {
                 }
                 buckets => buckets?,
             };
-            let (most, _) = probed.most();
-            wave = generator.together(PROBED_BUCKETS_TOGETHER, Some((some.len(), most)));
+            let (most_buckets, _) = probed.most();
+            let last = ProbedQueries { queries: some.len(), most_buckets };
+            wave = generator.together(PROBED_BUCKETS_TOGETHER, Some(last));
             start += some.len();
             if let Some(probe) = &probe
                 && let Some(lists) = probe.search(here, Some(&probed), job)?

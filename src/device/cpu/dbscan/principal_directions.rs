@@ -18,7 +18,7 @@ pub(super) struct PrincipalDirections {
 const ITERATIONS: usize = 3;
 
 /// Products that are summed side by side.
-const BESIDE: usize = 16;
+const PARTIAL_SUMS: usize = 16;
 
 impl PrincipalDirections {
     /// The leading directions of a sample of rows, at most `most`; the first of them are as good as those of a call
@@ -149,8 +149,8 @@ fn put_at_right_angles(vectors: &mut [f32], dim: usize) {
 
 /// The product of two vectors, of f64.
 fn dot(a: &[f32], b: &[f32]) -> f64 {
-    let mut sums = [0.0; BESIDE];
-    for (a, b) in a.chunks(BESIDE).zip(b.chunks(BESIDE)) {
+    let mut sums = [0.0; PARTIAL_SUMS];
+    for (a, b) in a.chunks(PARTIAL_SUMS).zip(b.chunks(PARTIAL_SUMS)) {
         for ((sum, x), y) in sums.iter_mut().zip(a).zip(b) {
             *sum += f64::from(*x) * f64::from(*y);
         }

@@ -206,7 +206,7 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
 }
 
 /// Terms that are added side by side.
-const BESIDE: usize = 32;
+const PARTIAL_SUMS: usize = 32;
 
 /// The sum of a term for each dimension of two rows.
 struct AddUp<'a, T, F>(&'a [T], &'a [T], F);
@@ -218,8 +218,8 @@ impl<T: SimdReal, F: Fn(f64, f64) -> f64> WithSimd for AddUp<'_, T, F> {
     fn with_simd<S: Simd>(self, _: S) -> f64 {
         let Self(x, y, term) = self;
         let term = |x: &T, y: &T| term(x.to_f64(), y.to_f64());
-        let mut sums = [0.0; BESIDE];
-        let (mut x, mut y) = (x.chunks_exact(BESIDE), y.chunks_exact(BESIDE));
+        let mut sums = [0.0; PARTIAL_SUMS];
+        let (mut x, mut y) = (x.chunks_exact(PARTIAL_SUMS), y.chunks_exact(PARTIAL_SUMS));
         for (x, y) in (&mut x).zip(&mut y) {
             for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
                 *sum += term(x, y);
@@ -228,7 +228,7 @@ impl<T: SimdReal, F: Fn(f64, f64) -> f64> WithSimd for AddUp<'_, T, F> {
         for ((sum, x), y) in sums.iter_mut().zip(x.remainder()).zip(y.remainder()) {
             *sum += term(x, y);
         }
-        let mut width = BESIDE;
+        let mut width = PARTIAL_SUMS;
         while width > 1 {
             width /= 2;
             let (low, high) = sums.split_at_mut(width);

@@ -7,7 +7,7 @@ use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::metric::Sum;
 
 /// Registers that are summed side by side: enough for sums not to wait for each other.
-const BESIDE: usize = 4;
+const SUM_REGISTERS: usize = 4;
 
 /// Dimensions between two checks whether all sums exceed the limit.
 const DIMS_BETWEEN_CHECKS: usize = 32;
@@ -49,15 +49,15 @@ impl<T: SimdReal> WithSimd for BoxTileKernel<'_, T> {
     fn with_simd<S: Simd>(self, simd: S) -> u64 {
         let lanes = size_of::<T::Register<S>>() / size_of::<T>();
         let mut may_be = 0;
-        for first in (0..LANES / lanes).step_by(BESIDE) {
-            let mut sums = [T::splat(simd, T::ZERO); BESIDE];
+        for first in (0..LANES / lanes).step_by(SUM_REGISTERS) {
+            let mut sums = [T::splat(simd, T::ZERO); SUM_REGISTERS];
             let sides = self.low.iter().zip(self.high);
             for ((low, high), column) in sides.zip(self.columns.chunks_exact(LANES)) {
                 let (low, high) = (T::splat(simd, *low), T::splat(simd, *high));
-                let column = &T::vectors::<S>(column)[first..first + BESIDE];
+                let column = &T::vectors::<S>(column)[first..first + SUM_REGISTERS];
                 for (sum, x) in sums.iter_mut().zip(column) {
-                    let nearest = T::where_less(simd, (*x, low), low, *x);
-                    let nearest = T::where_less(simd, (high, nearest), high, nearest);
+                    let nearest = T::where_less(simd, *x, low, low, *x);
+                    let nearest = T::where_less(simd, high, nearest, high, nearest);
                     let difference = T::minus(simd, *x, nearest);
                     let term = match self.sum {
                         Sum::Squares => T::times(simd, difference, difference),
@@ -104,8 +104,8 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
     ) -> (u64, u64) {
         let lanes = size_of::<T::Register<S>>() / size_of::<T>();
         let (mut sure, mut may_be) = (0, 0);
-        for first in (0..LANES / lanes).step_by(BESIDE) {
-            let mut sums = [T::splat(simd, T::ZERO); BESIDE];
+        for first in (0..LANES / lanes).step_by(SUM_REGISTERS) {
+            let mut sums = [T::splat(simd, T::ZERO); SUM_REGISTERS];
             let stretches = self
                 .query
                 .chunks(DIMS_BETWEEN_CHECKS)
@@ -113,7 +113,7 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
             for (query, columns) in stretches {
                 for (x, column) in query.iter().zip(columns.chunks_exact(LANES)) {
                     let x = T::splat(simd, *x);
-                    let column = &T::vectors::<S>(column)[first..first + BESIDE];
+                    let column = &T::vectors::<S>(column)[first..first + SUM_REGISTERS];
                     for (sum, y) in sums.iter_mut().zip(column) {
                         *sum = add(simd, *sum, x, *y);
                     }
@@ -129,7 +129,7 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
             if self.sum == Sum::Products {
                 let one = T::splat(simd, T::ONE);
                 let inverse = T::splat(simd, self.inverse);
-                let others = &T::vectors::<S>(self.inverses)[first..first + BESIDE];
+                let others = &T::vectors::<S>(self.inverses)[first..first + SUM_REGISTERS];
                 for (sum, other) in sums.iter_mut().zip(others) {
                     *sum =
                         T::minus(simd, one, T::times(simd, *sum, T::times(simd, inverse, *other)));
@@ -150,7 +150,11 @@ impl<T: SimdReal> RowTileKernel<'_, T> {
 
 /// Whether all sums have passed the limit.
 #[inline(always)]
-fn is_beyond<T: SimdReal, S: Simd>(simd: S, sums: &[T::Register<S>; BESIDE], limit: T) -> bool {
+fn is_beyond<T: SimdReal, S: Simd>(
+    simd: S,
+    sums: &[T::Register<S>; SUM_REGISTERS],
+    limit: T,
+) -> bool {
     let [a, b, c, d] = *sums;
     let least = T::lesser(simd, T::lesser(simd, a, b), T::lesser(simd, c, d));
     !T::any_at_most(simd, least, T::splat(simd, limit))
@@ -163,6 +167,6 @@ fn at_most<T: SimdReal, S: Simd>(simd: S, sum: T::Register<S>, limit: T) -> u64 
     let powers: [T; 16] = std::array::from_fn(|i| T::from_f64((1u64 << i) as f64));
     let power = T::vectors::<S>(&powers)[0];
     let (zero, limit) = (T::splat(simd, T::ZERO), T::splat(simd, limit));
-    let bits = T::where_less(simd, (limit, sum), zero, power);
+    let bits = T::where_less(simd, limit, sum, zero, power);
     T::total(simd, bits).to_f64() as u64
 }

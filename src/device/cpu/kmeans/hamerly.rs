@@ -282,9 +282,9 @@ fn two_nearest<S: Simd, T: SimdReal>(
         [none, none, T::splat(simd, T::ZERO)],
         #[inline(always)]
         |[nearest, second, of_nearest], number, cost| {
-            let (is_less, lesser) = ((cost, nearest), T::lesser(simd, cost, nearest));
-            let greater = T::where_less(simd, is_less, nearest, cost);
-            let of_nearest = T::where_less(simd, is_less, number, of_nearest);
+            let lesser = T::lesser(simd, cost, nearest);
+            let greater = T::where_less(simd, cost, nearest, nearest, cost);
+            let of_nearest = T::where_less(simd, cost, nearest, number, of_nearest);
             [lesser, T::lesser(simd, second, greater), of_nearest]
         },
         #[inline(always)]

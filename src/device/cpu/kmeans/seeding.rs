@@ -128,6 +128,15 @@ struct EachPair<T> {
 /// [`MOST_HITS`].
 type BlockHits = Option<Vec<Hit>>;
 
+/// The best of the drawn candidates.
+#[derive(Default)]
+struct BestCandidate {
+    /// Its position among them.
+    position: usize,
+    /// The hits of all candidates, block by block; none if the search finds none.
+    hits: Vec<BlockHits>,
+}
+
 /// A candidate that lowers the cost of a row of a block, and the distance of the two.
 struct Lowered<T> {
     candidate: u32,
@@ -270,7 +279,7 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         let starts = search.starts(&costs);
         let mut seeding = Self { k, shares, costs, chosen: vec![first], starts, search };
         // Sums of shares are not valid before costs have a scale.
-        seeding.lower(first, None, job)?;
+        seeding.lower(first, BestCandidate::default(), job)?;
         seeding.shares.rescale(|row| seeding.costs[row].to_f64());
         Ok(seeding)
     }
@@ -286,10 +295,11 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         let candidates = candidates(self.k);
         while self.chosen.len() < until {
             let drawn: Vec<u32> = (0..candidates).map(|_| self.draw(random.bits())).collect();
-            let (best, hits) = self.best(&drawn, job)?;
-            self.chosen.push(drawn[best]);
+            let best = self.best(&drawn, job)?;
+            let chosen = drawn[best.position];
+            self.chosen.push(chosen);
             if self.chosen.len() < self.k {
-                self.lower(drawn[best], Some((best, hits)), job)?;
+                self.lower(chosen, best, job)?;
                 self.shares.keep_scale(|row| self.costs[row].to_f64());
             }
         }
@@ -301,9 +311,8 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         drawn.unwrap_or_else(|| self.shares.draw_any(bits))
     }
 
-    /// Position of the drawn row that lowers the sum of all shares most, the first in case of a
-    /// tie; and the hits of each block.
-    fn best(&self, drawn: &[u32], job: &Job) -> Result<(usize, Vec<BlockHits>)> {
+    /// The drawn row that lowers the sum of all shares most, the first in case of a tie.
+    fn best(&self, drawn: &[u32], job: &Job) -> Result<BestCandidate> {
         let filter = match &self.search {
             CandidateSearch::ByBounds(filter) => filter,
             CandidateSearch::EachPair(pairs) => {
@@ -316,7 +325,7 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
                 let all: Vec<u128> = (0..drawn.len())
                     .map(|i| gains.iter().map(|block| u128::from(block[i])).sum())
                     .collect();
-                return Ok((first_largest(&all), Vec::new()));
+                return Ok(BestCandidate { position: first_largest(&all), hits: Vec::new() });
             }
         };
         let vectors = filter.vectors(drawn);
@@ -348,10 +357,10 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         let best = first_largest(&least);
         let rivals = |i: usize| most[i] >= least[best];
         if (0..drawn.len()).all(|i| i == best || !rivals(i)) {
-            return Ok((best, hits));
+            return Ok(BestCandidate { position: best, hits });
         }
         let gains = self.gains(filter, &vectors, &hits, rivals, job)?;
-        Ok((first_largest(&gains), hits))
+        Ok(BestCandidate { position: first_largest(&gains), hits })
     }
 
     /// The amount by which each candidate for which `of` holds lowers the sum of all shares; 0 for the rest.
@@ -384,14 +393,8 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         Ok((0..vectors.len()).map(sum).collect())
     }
 
-    /// Lowers costs by a chosen row. `candidate` is its position among the candidates, and the hits of all of them,
-    /// if it was one.
-    fn lower(
-        &mut self,
-        chosen: u32,
-        candidate: Option<(usize, Vec<BlockHits>)>,
-        job: &Job,
-    ) -> Result<()> {
+    /// Lowers costs by a chosen row, the best candidate.
+    fn lower(&mut self, chosen: u32, best: BestCandidate, job: &Job) -> Result<()> {
         let Self { shares, costs, starts, search, .. } = self;
         let mut totals = std::mem::take(&mut shares.totals);
         match search {
@@ -404,7 +407,7 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
                 })?;
             }
             CandidateSearch::ByBounds(filter) => {
-                let (number, mut hits) = candidate.unwrap_or_default();
+                let BestCandidate { position, mut hits } = best;
                 hits.resize_with(totals.len(), || None);
                 let alone = filter.vectors(&[chosen]);
                 let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK));
@@ -416,7 +419,7 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
                             (total, costs, starts);
                         let hits: BlockHits = hits;
                         let of_chosen = hits.map(|mut hits| {
-                            hits.retain(|near| near.vector as usize == number);
+                            hits.retain(|near| near.vector as usize == position);
                             hits.iter_mut().for_each(|near| near.vector = 0);
                             hits
                         });

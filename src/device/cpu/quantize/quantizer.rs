@@ -209,8 +209,8 @@ impl Quantizer {
         values: &mut [i16],
     ) -> CodeLengths {
         let range = match self.width {
-            Width::Eight | Width::Seven => (-LARGEST - 1.0, LARGEST),
-            Width::Sixteen => (-LARGEST_WORD, LARGEST_WORD),
+            Width::Eight | Width::Seven => CodeRange { least: -LARGEST - 1.0, most: LARGEST },
+            Width::Sixteen => CodeRange { least: -LARGEST_WORD, most: LARGEST_WORD },
         };
         let [residual, square] = round_row(row, centre, step, range, values);
         let (residual, rounded) = (residual.sqrt(), square.sqrt() * step);
@@ -285,13 +285,20 @@ pub(super) fn product_with<T: Real>(row: &[T], centre: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + of_last
 }
 
+/// The codes of a width, clamped to which rows are quantised.
+#[derive(Clone, Copy)]
+struct CodeRange {
+    least: f64,
+    most: f64,
+}
+
 /// Quantises a row to codes within a range; returns the squared lengths of the residual and of the codes.
 #[inline(always)]
 fn round_row<T: Real>(
     row: &[T],
     centre: &[f64],
     step: f64,
-    range: (f64, f64),
+    range: CodeRange,
     values: &mut [i16],
 ) -> [f64; 2] {
     let (mut sums, inverse) = ([[0.0; SIDE_BY_SIDE]; 2], 1.0 / step);
@@ -323,7 +330,7 @@ fn round_some<T: Real, const COUNT: usize>(
     centre: &[f64; COUNT],
     step: f64,
     inverse: f64,
-    (least, most): (f64, f64),
+    CodeRange { least, most }: CodeRange,
     values: &mut [i16; COUNT],
     [left, squares]: &mut [[f64; SIDE_BY_SIDE]; 2],
 ) {

@@ -13,14 +13,14 @@ use crate::metric::Metric;
 use crate::rows::Rows;
 
 /// `(dim, rows)` up to which comparing every pair is the fastest search for the nearest base row.
-const FEW: [(usize, usize); 3] = [(32, 4096), (256, 128), (usize::MAX, 64)];
+const SMALL_BASES: [(usize, usize); 3] = [(32, 4096), (256, 128), (usize::MAX, 64)];
 /// Bytes of the queries of a task, and their number at most.
 const TASK_BYTES: usize = 512 << 10;
 const TASK_QUERIES: usize = 2048;
 
 /// Whether comparing every pair is the fastest search among this many base rows.
 pub(super) fn is_small(dim: usize, base: usize) -> bool {
-    FEW.iter().any(|(most_dim, most_rows)| dim <= *most_dim && base <= *most_rows)
+    SMALL_BASES.iter().any(|(most_dim, most_rows)| dim <= *most_dim && base <= *most_rows)
 }
 
 /// See [`SearchDevice::nearest_one`](crate::device::SearchDevice::nearest_one). `None` if
@@ -99,7 +99,7 @@ impl<T: SimdReal> WithSimd for ArgminSmall<'_, T> {
                 (T::splat(simd, T::INFINITY), T::splat(simd, T::ZERO)),
                 #[inline(always)]
                 |(best, nearest), number, squares| {
-                    let nearest = T::where_less(simd, (squares, best), number, nearest);
+                    let nearest = T::where_less(simd, squares, best, number, nearest);
                     (T::lesser(simd, squares, best), nearest)
                 },
                 #[inline(always)]

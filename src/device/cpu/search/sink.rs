@@ -52,9 +52,9 @@ pub(super) trait Sink<T>: Send + Sync {
 }
 
 /// Up to this k, a list is kept in order, so that each neighbour lowers the threshold at once.
-const FEW: usize = 32;
+const MOST_IN_ORDER: usize = 32;
 
-/// The top-k list of a query: it keeps the k smallest pairs offered, up to [`FEW`] in order, more in a buffer that is
+/// The top-k list of a query: it keeps the k smallest pairs offered, up to [`MOST_IN_ORDER`] in order, more in a buffer that is
 /// cut back to k whenever it fills.
 #[derive(Debug, Clone)]
 pub(super) struct TopK<T> {
@@ -203,12 +203,12 @@ impl<T: Real> TopK<T> {
 
     /// Prefetches the neighbours of a short list.
     pub fn prefetch(&self) {
-        prefetch(&self.entries[..self.entries.len().min(FEW)]);
+        prefetch(&self.entries[..self.entries.len().min(MOST_IN_ORDER)]);
     }
 
     /// The k smallest, ascending.
     pub fn take_sorted(&mut self) -> Vec<Neighbor<T>> {
-        if self.k > FEW {
+        if self.k > MOST_IN_ORDER {
             self.cut();
             self.entries.sort_unstable_by_key(Neighbor::key);
         }
@@ -237,7 +237,7 @@ impl<T: Real> Sink<T> for TopK<T> {
         if self.worst.is_before(&candidate) {
             return;
         }
-        if self.k <= FEW {
+        if self.k <= MOST_IN_ORDER {
             return self.insert_in_order(candidate);
         }
         self.entries.push(candidate);

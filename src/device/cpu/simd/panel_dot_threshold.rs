@@ -14,10 +14,10 @@ use super::panel_dot_threshold_x86::{
     eight_vnni, seven_avx2, seven_avx512, sixteen_avx2, sixteen_avx512, sixteen_vnni,
 };
 #[cfg(target_arch = "x86_64")]
-use super::panels::FEW;
+use super::panels::NARROW_GROUP;
 use super::panels::{
-    CodePanels, LANES, Packed, PassedPairs, QueryGroup, ROWS, SOME, TOGETHER_IN_16_BITS, Width,
-    quarters,
+    CodePanels, LANES, Packed, PassedPairs, QueryGroup, ROWS, TOGETHER_IN_16_BITS, WIDE_GROUP,
+    Width, quarters,
 };
 
 /// Calls a kernel for as many queries at a time as there are together.
@@ -25,8 +25,8 @@ use super::panels::{
 macro_rules! with {
     ($together:expr, $kernel:ident($($of:expr),*)) => {
         match $together {
-            FEW => $kernel::<FEW>($($of),*),
-            _ => $kernel::<SOME>($($of),*),
+            NARROW_GROUP => $kernel::<NARROW_GROUP>($($of),*),
+            _ => $kernel::<WIDE_GROUP>($($of),*),
         }
     };
 }
@@ -55,15 +55,16 @@ impl Level {
         let _ = count;
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512 => FEW,
+            Instructions::Avx512 => NARROW_GROUP,
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 | Instructions::Vnni
-                if count <= 2 * FEW
-                    && count.next_multiple_of(FEW) < count.next_multiple_of(SOME) =>
+                if count <= 2 * NARROW_GROUP
+                    && count.next_multiple_of(NARROW_GROUP)
+                        < count.next_multiple_of(WIDE_GROUP) =>
             {
-                FEW
+                NARROW_GROUP
             }
-            _ => SOME,
+            _ => WIDE_GROUP,
         }
     }
 
@@ -133,7 +134,7 @@ impl Level {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX-512 F and BW, and POPCNT.
                 (Instructions::Avx512, Width::Seven) => unsafe {
-                    seven_avx512::<FEW>(panels, &group, passed)
+                    seven_avx512::<NARROW_GROUP>(panels, &group, passed)
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX2 and POPCNT.
@@ -143,7 +144,7 @@ impl Level {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX-512 F and BW, and POPCNT.
                 (Instructions::Avx512, _) => unsafe {
-                    sixteen_avx512::<FEW>(panels, &group, passed)
+                    sixteen_avx512::<NARROW_GROUP>(panels, &group, passed)
                 },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level proves that the processor has AVX2 and POPCNT.
@@ -174,7 +175,7 @@ impl WithSimd for PortableThreshold<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Self { panels, group, passed } = self;
-        let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
+        let (queries, limits) = (group.words::<WIDE_GROUP>(), group.limits::<WIDE_GROUP>());
         for (panel, starts, groups) in group.each(panels) {
             for (query, limit) in limits.iter().enumerate() {
                 let mut sums = *starts;

@@ -3,7 +3,9 @@
 
 use std::arch::aarch64::*;
 
-use super::panels::{CodePanels, Group, LANES, PassedPairs, QueryGroup, ROWS, SOME, quarters};
+use super::panels::{
+    CodePanels, Group, LANES, PassedPairs, QueryGroup, ROWS, WIDE_GROUP, quarters,
+};
 
 /// Rows whose sums are in registers, and queries that they are compared with at a time.
 const FEW_ROWS: usize = 8;
@@ -16,11 +18,11 @@ pub(super) fn sixteen_neon(
     group: &QueryGroup<'_>,
     passed: &mut PassedPairs,
 ) {
-    let (queries, limits) = (group.words::<SOME>(), group.limits::<SOME>());
+    let (queries, limits) = (group.words::<WIDE_GROUP>(), group.limits::<WIDE_GROUP>());
     for (panel, starts, groups) in group.each(panels) {
-        let mut sums = [[0; ROWS]; SOME];
+        let mut sums = [[0; ROWS]; WIDE_GROUP];
         for first in (0..ROWS).step_by(FEW_ROWS) {
-            for some in (0..SOME).step_by(FEW_QUERIES) {
+            for some in (0..WIDE_GROUP).step_by(FEW_QUERIES) {
                 let mut parts = [[vdupq_n_s32(0); FEW_ROWS / 2]; FEW_QUERIES];
                 for (group, words) in quarters(groups)[first / LANES].iter().zip(queries) {
                     let rows = numbers(group, first % LANES);

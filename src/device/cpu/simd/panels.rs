@@ -9,11 +9,11 @@ use crate::memory::Zeros;
 pub(in crate::device::cpu) const ROWS: usize = 64;
 pub(in crate::device::cpu) const LANES: usize = ROWS / 4;
 
-/// Queries compared with a panel together: `FEW` if there are few, and with AVX-512 without VNNI, whose registers
-/// hold products too; else `SOME`.
+/// Queries compared with a panel together: the narrow group if there are few, and with AVX-512 without VNNI, whose
+/// registers hold products too; else the wide one.
 #[cfg(target_arch = "x86_64")]
-pub(super) const FEW: usize = 4;
-pub(super) const SOME: usize = 6;
+pub(super) const NARROW_GROUP: usize = 4;
+pub(super) const WIDE_GROUP: usize = 6;
 
 /// The range of codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -41,10 +41,11 @@ pub(in crate::device::cpu) trait SimdReal: OrderedSums {
         a: Self::Register<S>,
         b: Self::Register<S>,
     ) -> Self::Register<S>;
-    /// The lanes of `x` where `a` is less than `b`, and those of `y` elsewhere.
+    /// `x` in the lanes where `a < b`, and `y` elsewhere.
     fn where_less<S: Simd>(
         simd: S,
-        less: (Self::Register<S>, Self::Register<S>),
+        a: Self::Register<S>,
+        b: Self::Register<S>,
         x: Self::Register<S>,
         y: Self::Register<S>,
     ) -> Self::Register<S>;
@@ -132,7 +133,8 @@ macro_rules! lanes {
             #[inline(always)]
             fn where_less<S: Simd>(
                 simd: S,
-                (a, b): (S::$register, S::$register),
+                a: S::$register,
+                b: S::$register,
                 x: S::$register,
                 y: S::$register,
             ) -> S::$register {

@@ -22,11 +22,11 @@ impl DbscanWorkspace {
         let kernels = self.kernels.clone();
         // SAFETY: `count_within_tiles` takes (Dbscan): it reads tiles in order, and writes `near`, `core` and `offsets`
         // of each.
-        unsafe { self.stage(&kernels.count_within_tiles, None, job) }?;
+        unsafe { self.stage(&kernels.count_within_tiles, &[], job) }?;
         self.list()?;
         // SAFETY: `count_near` takes (Dbscan): it reads the slots that `list` lists, and writes `counted` at
         // their places and their bits of `core`.
-        unsafe { self.stage(&kernels.count_near, None, job) }?;
+        unsafe { self.stage(&kernels.count_near, &[], job) }?;
         self.done = Stage::Count;
         Ok(())
     }
@@ -74,7 +74,7 @@ impl DbscanWorkspace {
         self.list()?;
         // SAFETY: `attach` takes (Dbscan): it reads the slots that `list` lists, the boxes and what is known of
         // nodes, and writes `firsts` of rows below `count`.
-        unsafe { self.stage(&kernels.attach, None, job) }?;
+        unsafe { self.stage(&kernels.attach, &[], job) }?;
         // SAFETY: `finish` takes (Dbscan), a warp for each tile: it writes `firsts` and `is_core` of its rows,
         // whose parents are roots since `know`.
         unsafe { self.run(&kernels.finish, "finish", self.by_tile()) }
@@ -113,15 +113,15 @@ impl DbscanWorkspace {
         // `new` gave `cursors` room; it reads tiles, boxes and what is known of nodes, and joins core rows, all
         // of which have parents. Where `next` is 1 these nodes are tiles, of which `link_within_tiles` has written what is
         // known; before the next launch `know` writes it for all levels.
-        unsafe { self.stage(&kernels.link_tiles, Some((next, parts as u32)), job) }
+        unsafe { self.stage(&kernels.link_tiles, &[next, parts as u32], job) }
     }
 
     /// Launches a stage until it has no items left. `more` are the kernel's arguments after the rows.
     ///
     /// # Safety
-    /// The requirements of [`launch`](Self::launch), for a kernel that takes `Dbscan` and two u32,
-    /// or `Dbscan` alone where there are no `more`.
-    unsafe fn stage(&mut self, staged: &Staged, more: Option<(u32, u32)>, job: &Job) -> Result<()> {
+    /// The requirements of [`launch`](Self::launch), for a kernel that takes `Dbscan` and as many u32
+    /// as there are in `more`.
+    unsafe fn stage(&mut self, staged: &Staged, more: &[u32], job: &Job) -> Result<()> {
         let clear = || failed("cuMemsetD8Async");
         self.stream.memset_zeros(self.cursors.slice_mut()).map_err(clear())?;
         let grid = config(staged.blocks.min(8 * self.nodes[0]), STAGED_THREADS, 0);
@@ -135,8 +135,8 @@ impl DbscanWorkspace {
             unsafe {
                 self.launch(&staged.function, staged.name, grid, |launch, all| {
                     launch.arg(all);
-                    if let Some((first, second)) = &more {
-                        launch.arg(first).arg(second);
+                    for argument in more {
+                        launch.arg(argument);
                     }
                 })
             }?;

@@ -4,6 +4,7 @@
 use super::kernels::{DbscanKernels, STAGED_THREADS, TILE};
 use super::order::Order;
 use super::structs::ProductsOnDevice;
+use crate::device::contract::CertainSquares;
 use crate::metric::power_of_two_near_inverse;
 
 /// Tiles per part, which all warps visit at the same time in many dimensions, and the maximum
@@ -36,17 +37,13 @@ pub(super) fn parts(kernels: &DbscanKernels, tiles: usize) -> usize {
 
 /// The thresholds of products, in units of the widest dimension's spread; the buffers are set
 /// elsewhere.
-pub(super) fn products(
-    order: &Order,
-    (below, up_to): (f64, f64),
-    slices: usize,
-) -> ProductsOnDevice {
+pub(super) fn products(order: &Order, squares: CertainSquares, slices: usize) -> ProductsOnDevice {
     let unit = power_of_two_near_inverse(order.spread);
-    let surely = below.max(0.0).sqrt() * unit * (1.0 - 1e-6);
-    let maybe = up_to.max(0.0).sqrt() * unit * (1.0 + 1e-6);
+    let surely = squares.inside.max(0.0).sqrt() * unit * (1.0 - 1e-6);
+    let maybe = squares.outside.max(0.0).sqrt() * unit * (1.0 + 1e-6);
     // Rounding to the nearest f32 is covered by the factors, except for subnormal numbers and 0,
     // where no pair is certainly within eps.
-    let is_normal = below >= 0.0 && surely >= f64::from(f32::MIN_POSITIVE);
+    let is_normal = squares.inside >= 0.0 && surely >= f64::from(f32::MIN_POSITIVE);
     ProductsOnDevice {
         unit,
         surely: if is_normal { surely as f32 } else { -1.0 },
@@ -62,7 +59,7 @@ mod tests {
 
     #[test]
     fn what_is_less_than_a_normal_number_is_never_certain() {
-        let of = |spread, squares| {
+        let of = |spread, inside, outside| {
             let order = Order {
                 dims: Vec::new(),
                 splitters: Vec::new(),
@@ -70,16 +67,16 @@ mod tests {
                 centre: Vec::new(),
                 spread,
             };
-            let products = products(&order, squares, 2);
+            let products = products(&order, CertainSquares { inside, outside }, 2);
             (products.surely, products.maybe)
         };
-        let (surely, maybe) = of(4.0, (64.0, 64.0));
+        let (surely, maybe) = of(4.0, 64.0, 64.0);
         assert!((1.9..2.0).contains(&surely) && (2.0..2.1).contains(&maybe));
         // eps in units is 100.6 times the least f32, which the nearest f32 exceeds; and less than any f32.
         let eps: f64 = 100.6 * 2f64.powi(-22);
-        assert_eq!(of(2f64.powi(127), (eps * eps, eps * eps)), (-1.0, f32::MIN_POSITIVE));
-        assert_eq!(of(2f64.powi(500), (1e-300, 1e-300)), (-1.0, f32::MIN_POSITIVE));
-        assert_eq!(of(1.0, (-1e-9, 1e-9)).0, -1.0);
+        assert_eq!(of(2f64.powi(127), eps * eps, eps * eps), (-1.0, f32::MIN_POSITIVE));
+        assert_eq!(of(2f64.powi(500), 1e-300, 1e-300), (-1.0, f32::MIN_POSITIVE));
+        assert_eq!(of(1.0, -1e-9, 1e-9).0, -1.0);
     }
 
     #[test]

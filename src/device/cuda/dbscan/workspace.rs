@@ -16,6 +16,7 @@ use super::structs::{
     DbscanOnDevice, DirectionOnDevice, LEVELS, ProductsOnDevice, ProgressOnDevice, Weight,
 };
 use super::tiles::{first_tiles, parts, products};
+use crate::device::contract::CertainSquares;
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{address, config, launch_seconds};
@@ -54,7 +55,7 @@ pub(super) struct SumThresholds {
     pub(super) beyond: f32,
     pub(super) inside: f32,
     /// Thresholds of the squared distance of rows, or of their unit vectors.
-    pub(super) squares: (f64, f64),
+    pub(super) squares: CertainSquares,
 }
 
 /// Rows on a device, with all buffers that DBSCAN needs.

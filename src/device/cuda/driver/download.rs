@@ -35,7 +35,10 @@ pub(in crate::device::cuda) struct Append<'a, T> {
 }
 
 /// A device buffer, and the destination of its first bytes.
-type DownloadPart<'a> = (&'a CudaSlice<u8>, &'a mut dyn Fill);
+struct DownloadPart<'a> {
+    from: &'a CudaSlice<u8>,
+    to: &'a mut dyn Fill,
+}
 
 struct PinnedDownload {
     buffer: PinnedHostSlice<u8>,
@@ -72,7 +75,7 @@ impl Downloader {
     ) -> Result<Vec<T>> {
         let mut values = Vec::new();
         let mut room = ReservedTail::new(&mut values, count);
-        self.fill(stream, &mut [(from, &mut room)], job)?;
+        self.fill(stream, &mut [DownloadPart { from, to: &mut room }], job)?;
         room.close();
         Ok(values)
     }
@@ -89,8 +92,10 @@ impl Downloader {
     ) -> Result<()> {
         let (mut of_one, mut of_other) =
             (ReservedTail::new(one.to, count), ReservedTail::new(other.to, count));
-        let mut parts: [DownloadPart<'_>; 2] =
-            [(one.from, &mut of_one), (other.from, &mut of_other)];
+        let mut parts = [
+            DownloadPart { from: one.from, to: &mut of_one },
+            DownloadPart { from: other.from, to: &mut of_other },
+        ];
         self.fill(stream, &mut parts, job)?;
         of_one.close();
         of_other.close();
@@ -104,8 +109,8 @@ impl Downloader {
         parts: &mut [DownloadPart<'_>],
         job: &Job,
     ) -> Result<()> {
-        let pieces = parts.iter().enumerate().flat_map(|(part, (_, to))| {
-            let bytes = to.bytes();
+        let pieces = parts.iter().enumerate().flat_map(|(part, download)| {
+            let bytes = download.to.bytes();
             let starts = (0..bytes).step_by(PIECE_BYTES);
             starts.map(move |start| (part, start..bytes.min(start + PIECE_BYTES)))
         });
@@ -115,7 +120,7 @@ impl Downloader {
             job.check()?;
             if let Some((part, place)) = pieces.get(piece) {
                 let PinnedDownload { buffer, arrived } = &mut pinned[piece % 2];
-                let from = parts[*part].0.slice(place.clone());
+                let from = parts[*part].from.slice(place.clone());
                 sys::copy_to_host(stream, &from, buffer, arrived)?;
             }
             if piece > 0 {
@@ -123,7 +128,7 @@ impl Downloader {
                 let arriving = &mut pinned[(piece - 1) % 2];
                 arriving.wait()?;
                 let bytes = arriving.buffer.as_slice().map_err(failed("cuEventSynchronize"))?;
-                parts[*part].1.append(&bytes[..place.len()], &self.copiers);
+                parts[*part].to.append(&bytes[..place.len()], &self.copiers);
             }
         }
         Ok(())

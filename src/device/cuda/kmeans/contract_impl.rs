@@ -9,7 +9,7 @@ use super::{CudaKMeans, seeding};
 use crate::device::compose::plus_plus_on_host;
 use crate::device::contract::{
     KMeansDevice, KMeansInput, KMeansKind, KMeansProblem, KMeansSession, KMeansShape, SearchDevice,
-    Shape,
+    Shape, Work,
 };
 use crate::device::cuda::device::CudaDevice;
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ impl KMeansDevice for CudaDevice {
         job: &Job,
     ) -> Result<Box<dyn KMeansSession<T> + 'a>> {
         if !will_send(self, input, expected) {
-            return Ok(Box::new(CudaKMeans::open(self, input, problems()?, None)));
+            return Ok(Box::new(CudaKMeans::open(self, input, problems()?, None, Work::default())));
         }
         // The transfer of rows overlaps the preparation of problems.
         let (sent, problems) = std::thread::scope(|scope| {
@@ -55,7 +55,9 @@ impl KMeansDevice for CudaDevice {
             Err(Error::DeviceMemory { .. }) => None,
             sent => Some(sent?),
         };
-        Ok(Box::new(CudaKMeans::open(self, input, problems, sent)))
+        let (uploaded, work) = sent.unzip();
+        let work = work.unwrap_or_default();
+        Ok(Box::new(CudaKMeans::open(self, input, problems, uploaded, work)))
     }
 
     fn plus_plus<T: Real>(

@@ -96,7 +96,8 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         device: &Arc<CudaDevice>,
         input: KMeansInput<'a>,
         problems: Vec<KMeansProblem>,
-        sent: Option<(Buffer, Work)>,
+        mut uploaded: Option<Buffer>,
+        work: Work,
     ) -> Self {
         let row_type = RowType::of(input.kind());
         let (dim, is_alone) = (input.rows.matrix().dim(), problems.len() == 1);
@@ -113,7 +114,6 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
                 (false, _) => Strategy::OnHost,
             }
         };
-        let (mut uploaded, work) = sent.unzip();
         let all = problems.iter().map(|given| ProblemState {
             given: given.clone(),
             rows: input.rows.slice(given.rows.clone()),
@@ -134,7 +134,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
             problems: all.collect(),
             by_search: BySearch::open(device, input, problems.clone()),
             on_host: host_session(input, problems.clone()),
-            work: work.unwrap_or_default(),
+            work,
         }
     }
 

@@ -25,15 +25,21 @@ const COMPARE: usize = 8;
 /// The rate of a single lane, as a share of the device's.
 const OF_A_LANE: f64 = 1.0 / 65_536.0;
 
-/// The cached join, and the rows left out of it.
+/// The cached join.
 #[derive(Default)]
 pub(super) struct CachedSelfJoin(Mutex<Option<CachedLists>>);
 
-type CachedLists = (JoinedLists, Option<Vec<u64>>);
+struct CachedLists {
+    joined: JoinedLists,
+    /// The rows left out of the join.
+    left_out: Option<Vec<u64>>,
+}
 
-/// Whether a cached join has lists of `k` neighbours and leaves out the same rows.
-fn is_of((joined, without): &CachedLists, k: usize, left_out: Option<&[u64]>) -> bool {
-    joined.k == k && without.as_deref() == left_out
+impl CachedLists {
+    /// Whether the lists have `k` neighbours and leave out the same rows.
+    fn is_of(&self, k: usize, left_out: Option<&[u64]>) -> bool {
+        self.joined.k == k && self.left_out.as_deref() == left_out
+    }
 }
 
 /// The input of a join: the base, its tables, and the size of the largest bucket of each table.
@@ -60,7 +66,7 @@ impl CachedSelfJoin {
         left_out: Option<&[u64]>,
     ) -> bool {
         let Ok(cached) = self.0.try_lock() else { return false };
-        let is_there = cached.as_ref().is_some_and(|cached| is_of(cached, k, left_out));
+        let is_there = cached.as_ref().is_some_and(|cached| cached.is_of(k, left_out));
         (1..=MOST_NEIGHBORS).contains(&k) && (is_there || queries.saturating_mul(ALL_FOR) >= rows)
     }
 
@@ -76,16 +82,16 @@ impl CachedSelfJoin {
         let (k, kernels) = (of.k, of.kernels);
         // Other callers wait for the join in the making.
         let mut cached = lock(&self.0);
-        let joined = match &mut *cached {
-            Some(cached) if is_of(cached, k, of.left_out) => cached,
+        let CachedLists { joined, .. } = match &mut *cached {
+            Some(cached) if cached.is_of(k, of.left_out) => cached,
             _ => {
                 *cached = None;
                 let left_out = of.left_out.map(<[u64]>::to_vec);
-                cached.insert((join_all(device, of, job)?, left_out))
+                cached.insert(CachedLists { joined: join_all(device, of, job)?, left_out })
             }
         };
         let mut lists = BucketLists::new(device, queries, k, kernels.spec.kind)?;
-        kernels.take_lists(&device.gpu.compute, &of.joining, &joined.0, self_rows, &mut lists)?;
+        kernels.take_lists(&device.gpu.compute, &of.joining, joined, self_rows, &mut lists)?;
         Ok(lists)
     }
 }

@@ -154,9 +154,11 @@ impl BucketSearch<'_> {
             ProbeSet::Hashed { probes } => {
                 let plain = queries.plain(device, job)?;
                 wait_for(&device.gpu, &plain.ready)?;
-                let Some(built) = tables.built() else { return Ok(None) };
                 let rows = hashed(queries, &plain.buffer);
                 job.enter(Phase::Find);
+                let Some(built) = tables.built() else {
+                    unreachable!("only tables built here are probed by hash")
+                };
                 let Some((ranges, visited)) = built.find(device, &rows, *probes, job)? else {
                     return Ok(None);
                 };

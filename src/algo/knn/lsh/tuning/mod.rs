@@ -229,8 +229,11 @@ fn count_candidates(
     Ok(groups)
 }
 
-/// The hash functions of a table, and their values for two sets of rows.
-type HashedSample = (TableFunctions, [Vec<f64>; 2]);
+/// The hash functions of a table, and their values for queries and base rows.
+struct HashedSample {
+    functions: TableFunctions,
+    values: [Vec<f64>; 2],
+}
 
 fn hash_sample(
     tables: Range<usize>,
@@ -240,7 +243,7 @@ fn hash_sample(
     let hashed = in_parallel(tables.collect(), |table| {
         let functions = functions(table)?;
         let values = sides.map(|rows| functions.values(rows));
-        Ok((functions, values))
+        Ok(HashedSample { functions, values })
     });
     hashed.into_iter().collect()
 }
@@ -318,7 +321,7 @@ impl TrialGroup {
     /// Looks for the checked neighbours in one more table.
     fn find_neighbors(
         &mut self,
-        (functions, values): &HashedSample,
+        HashedSample { functions, values }: &HashedSample,
         TrialInputs { sample, lsh, limits }: &TrialInputs<'_>,
         job: &Job,
     ) -> Result<()> {
@@ -376,7 +379,7 @@ impl TrialGroup {
     /// Counts the candidates in one more table.
     fn count(
         &mut self,
-        (functions, values): &HashedSample,
+        HashedSample { functions, values }: &HashedSample,
         table: usize,
         TrialInputs { sample, lsh, limits }: &TrialInputs<'_>,
         job: &Job,

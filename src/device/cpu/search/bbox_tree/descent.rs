@@ -272,7 +272,7 @@ impl LaneMask {
             // Sums of different powers of two up to 2¹⁵ are exact.
             let mut bits = zero;
             for (sum, power) in sums.iter().zip(powers) {
-                let of_sum = T::where_less(simd, (threshold, *sum), zero, *power);
+                let of_sum = T::where_less(simd, threshold, *sum, zero, *power);
                 bits = T::plus(simd, bits, of_sum);
             }
             all |= (T::total(simd, bits).to_f64() as u32) << (16 * half);

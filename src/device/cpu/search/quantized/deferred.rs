@@ -12,12 +12,12 @@ use crate::matrix::Real;
 use crate::metric::Metric;
 
 /// The most pairs of a query that are kept.
-const MOST: usize = 2 * MOST_GUESSED;
+const MOST_KEPT: usize = 2 * MOST_GUESSED;
 
 /// A guess takes the rank of the expected share of the `k` nearest, plus this many standard deviations and this many
 /// rows.
 const DEVIATIONS: f64 = 3.5;
-const BESIDE: f64 = 5.0;
+const MORE_ROWS: f64 = 5.0;
 
 /// The candidates of a query: pairs that passed and are not computed yet.
 #[derive(Debug, Clone)]
@@ -70,7 +70,7 @@ impl DeferredPairs {
             return k;
         }
         let expected = k as f64 * share;
-        k.min((expected + DEVIATIONS * expected.sqrt() + BESIDE) as usize)
+        k.min((expected + DEVIATIONS * expected.sqrt() + MORE_ROWS) as usize)
     }
 
     /// Drops the pairs not among the `k` nearest, by bound or by guess; returns whether this made room.
@@ -141,5 +141,5 @@ impl DeferredPairs {
 
 /// Pairs that are kept before they are cut.
 fn full(k: usize) -> usize {
-    k.saturating_add((k / 2).max(6)).min(MOST)
+    k.saturating_add((k / 2).max(6)).min(MOST_KEPT)
 }
