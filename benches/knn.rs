@@ -210,17 +210,13 @@ fn measure_hashed(
     let (mut near, mut all) = (0, 0);
     for query in (0..base.len()).step_by(step) {
         let query_row = base.slice(query..query + 1);
-        let (_, Distances::F32(exact)) =
-            support::oracle(&query_row, base, Metric::L2, K, Some(query))
-        else {
-            return Err("distances of f32".into());
-        };
+        let (_, exact) = support::exact_oracle(&query_row, base, Metric::L2, K, Some(query));
         let list = match &result.starts {
             Some(starts) => starts[query]..starts[query + 1],
             None => query * K..(query + 1) * K,
         };
-        let Distances::F32(distances) = &result.neighbors.distances else {
-            return Err("distances of f32".into());
+        let Distances::F64(distances) = &result.neighbors.distances else {
+            return Err("distances are float64".into());
         };
         near += distances[list].iter().filter(|distance| **distance <= exact[K - 1]).count();
         all += K;
@@ -244,15 +240,15 @@ fn errors(
 ) -> usize {
     let step = queries.len().div_ceil(checked.max(1)).max(1);
     let wrong = (0..queries.len()).step_by(step).filter(|q| {
+        let query = queries.slice(*q..q + 1);
         let (rows, distances) =
-            support::oracle(&queries.slice(*q..q + 1), base, metric, k, itself.then_some(*q));
+            support::exact_oracle(&query, base, metric, k, itself.then_some(*q));
         let list = q * neighbors.per_query..(q + 1) * neighbors.per_query;
-        let same = match (&neighbors.distances, distances) {
-            (Distances::F32(a), Distances::F32(b)) => a[list.clone()] == b[..],
-            (Distances::F64(a), Distances::F64(b)) => a[list.clone()] == b[..],
-            _ => false,
+        let is_same = match &neighbors.distances {
+            Distances::F64(shown) => shown[list.clone()] == distances[..],
+            Distances::F32(_) => false,
         };
-        !same || neighbors.rows[list] != rows[..]
+        !is_same || neighbors.rows[list] != rows[..]
     });
     wrong.count()
 }

@@ -60,8 +60,11 @@ impl Arguments {
                     let vector = context.sql_to_expr(arg, &DFSchema::empty())?;
                     arguments.values.push((name, Value::Expr(vector)));
                 }
-                ArgumentKind::Input | ArgumentKind::InputOrVector | ArgumentKind::Relation => {
-                    let plan = relation::plan(function.name, name, arg, context)?;
+                kind @ (ArgumentKind::Input
+                | ArgumentKind::InputOrVector
+                | ArgumentKind::Relation) => {
+                    let takes_vector = kind == ArgumentKind::InputOrVector;
+                    let plan = relation::plan(function.name, name, arg, takes_vector, context)?;
                     arguments.inputs.push((name, plan));
                 }
                 _ => arguments.values.push((name, value(function, name, arg, context)?)),
@@ -203,7 +206,7 @@ fn value(
         && !is_method(methods, &arg)
     {
         let shown = arg.to_string();
-        return match relation::plan(function, name, arg, context) {
+        return match relation::plan(function, name, arg, false, context) {
             Ok(plan) => Ok(Value::Relation(Box::new(plan))),
             Err(error) => plan_err!(
                 "{function}: argument '{name}' is {shown}; accepted are {} ({})",

@@ -47,18 +47,20 @@ pub(in crate::sql) fn is_vector(arg: &ast::Expr, context: &dyn RelationPlannerCo
     }
 }
 
-/// The plan of a relation given as an argument.
+/// The plan of a relation given as an argument; the error of anything else says whether the
+/// argument takes a vector, too.
 pub(in crate::sql) fn plan(
     function: &str,
     argument: &str,
     arg: ast::Expr,
+    takes_vector: bool,
     context: &mut dyn RelationPlannerContext,
 ) -> Result<LogicalPlan> {
     let name = match arg {
         ast::Expr::Subquery(query) => return context.plan(derived(keeping_order(query))),
-        ast::Expr::Nested(inner) => return plan(function, argument, *inner, context),
+        ast::Expr::Nested(inner) => return plan(function, argument, *inner, takes_vector, context),
         ast::Expr::Function(call) if is_table_call(&call) => {
-            return plan(function, argument, inside_table_call(call)?, context);
+            return plan(function, argument, inside_table_call(call)?, takes_vector, context);
         }
         ast::Expr::Function(call) => return context.plan(table(call.name, call_args(call.args)?)),
         ast::Expr::Identifier(name) => ast::ObjectName::from(vec![name]),
@@ -68,9 +70,13 @@ pub(in crate::sql) fn plan(
             return from_string(function, name, context);
         }
         other => {
+            let table_function = match takes_vector {
+                true => ", a table function, or a vector such as [0.1, 0.2] or $1",
+                false => ", or a table function",
+            };
             return plan_err!(
                 "{function}: argument '{argument}' is {other}; accepted are a table's name, \
-                 a subquery in parentheses, or a table function"
+                 a subquery in parentheses{table_function}"
             );
         }
     };
