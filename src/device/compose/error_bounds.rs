@@ -3,13 +3,17 @@
 
 use crate::device::contract::Enough;
 use crate::device::cpu::length_of;
+use crate::device::sums::ROUND_TO_INTEGER_F64;
 use crate::matrix::{ElementKind, Matrix, Real};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::rows::{NEAR_UNIT, Rows};
 
-/// Rows per task.
-const TASK: usize = 4096;
+/// Numbers below this are rounded to integers by adding [`ROUND_TO_INTEGER_F64`].
+const MOST_STEPS: f64 = (1u64 << 51) as f64;
+
+/// Elements per task.
+const TASK: usize = 1 << 16;
 
 /// Norms and ranges of the values of rows, from which error bounds follow.
 #[derive(Debug, Clone, Copy)]
@@ -30,9 +34,10 @@ impl RowStats {
 
     /// The statistics of some rows; norms are computed only if `needs_lengths`.
     pub fn of(rows: &Rows, needs_lengths: bool) -> Self {
-        let tasks: Vec<usize> = (0..rows.len()).step_by(TASK).collect();
+        let task = (TASK / rows.matrix().dim().max(1)).max(1);
+        let tasks: Vec<usize> = (0..rows.len()).step_by(task).collect();
         let all = in_parallel(tasks, |first| {
-            let some = first..rows.len().min(first + TASK);
+            let some = first..rows.len().min(first + task);
             let mut stats = Self::NONE;
             for row in some {
                 stats.add::<f32>(rows, row, needs_lengths);
@@ -72,9 +77,9 @@ impl RowStats {
         let is_known = self.step < i32::MAX && scale.is_normal();
         let is_whole = |x: &T| {
             let steps = x.to_f64() * scale;
-            // Neither overflow nor underflow.
-            let is_number = (steps.abs() < f64::MAX) & ((steps != 0.0) | (*x == T::ZERO));
-            is_number & (steps.trunc() == steps)
+            // No underflow, and small enough that the sum below is rounded to an integer.
+            let is_small = (steps.abs() < MOST_STEPS) & ((steps != 0.0) | (*x == T::ZERO));
+            is_small & ((steps + ROUND_TO_INTEGER_F64) - ROUND_TO_INTEGER_F64 == steps)
         };
         is_known && values.iter().fold(true, |all, x| all & is_whole(x))
     }
@@ -259,6 +264,31 @@ impl ErrorBounds {
             }
             Metric::InnerProduct => f64::NEG_INFINITY,
             Metric::Hamming | Metric::Jaccard => last * (1.0 - 4.0 * unit),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::matrix::Elements;
+
+    #[test]
+    fn the_step_is_the_lowest_bit_of_any_value() {
+        let half = 0.5;
+        // From 2⁵¹ on, adding rounds to halves; a power of two above 2⁵² is a multiple of all below.
+        let large = [2f64.powi(51), 2f64.powi(51) + half, -2f64.powi(51) - half, 2f64.powi(60)];
+        let others = [0.0, 1.0, -3.0, half, 12.0, 2f64.powi(-300), f64::MIN_POSITIVE, 1e300];
+        let values: Vec<f64> = large.into_iter().chain(others).collect();
+        for a in &values {
+            for b in &values {
+                let rows = [[1.0, *a], [*b, 1.0]].concat();
+                let lowest = rows.iter().filter(|x| **x != 0.0).map(|x| lowest_bit(*x)).min();
+                let rows = Rows::all(Arc::new(Matrix::new(Elements::F64(rows), 2, 2)));
+                assert_eq!(Some(RowStats::of(&rows, false).step), lowest, "{a:e} {b:e}");
+            }
         }
     }
 }

@@ -13,8 +13,8 @@ use super::error_bounds::{ErrorBounds, RowStats};
 use super::search::StreamedSearch;
 use crate::device::Host;
 use crate::device::contract::{
-    Definition, Distances, NO_ROW, Neighbors, Pairing, QueryInput, QueryRows, RowUse, SearchDevice,
-    Work,
+    Definition, Distances, Enough, NO_ROW, Neighbors, Outcome, Pairing, QueryInput, QueryRows,
+    RowUse, SearchDevice, Work,
 };
 use crate::device::cpu::ExactPairs;
 use crate::error::{Error, Result};
@@ -93,13 +93,15 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
                 &self.base().slice(first..first + queries.len())
             }
         };
-        let ExactLists { mut neighbors, mut open } = self.by_device(queries, query_rows, job)?;
+        let are_exact = self.are_exact(queries);
+        let ExactLists { mut neighbors, mut open } =
+            self.by_device(queries, query_rows, are_exact, job)?;
         let done = std::mem::take(&mut neighbors.last).len();
         // Blocks of queries reuse the same memory.
         let together = self.search.queries_together(self.listed());
         for first in (done..queries.len()).step_by(together) {
             let some = queries.slice(first..queries.len().min(first.saturating_add(together)));
-            let lists = self.by_host(&some, query_rows.skip(first as u32), job)?;
+            let lists = self.by_host(&some, query_rows.skip(first as u32), are_exact, job)?;
             open.extend(lists.open.into_iter().map(|query| first as u32 + query));
             neighbors.append(lists.neighbors);
             if first == done {
@@ -126,20 +128,34 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         self.k.saturating_add(self.error_bounds.more(self.k)).min(self.base().len().max(1))
     }
 
+    /// Length of the candidate lists, and the margin within which rows beyond the k-th are listed.
+    fn listed_for(&self, are_sums_exact: bool) -> (usize, Option<Enough>) {
+        match are_sums_exact {
+            true => (self.k, None),
+            false => (self.listed(), self.error_bounds.enough(self.k)),
+        }
+    }
+
     /// The exact lists of the leading queries for which the device computes exact distances:
     /// [`Neighbors::last`] has one entry for each.
-    fn by_device(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<ExactLists> {
+    fn by_device(
+        &self,
+        queries: &Rows,
+        query_rows: QueryRows,
+        are_sums_exact: bool,
+        job: &Job,
+    ) -> Result<ExactLists> {
         let none = Neighbors::none(ElementKind::F64);
         if self.base().matrix().kind() != ElementKind::F32 || self.base().is_empty() {
             return Ok(ExactLists { neighbors: none, open: Vec::new() });
         }
-        let (listed, enough) = (self.listed(), self.error_bounds.enough(self.k));
-        let definition = Definition { metric: self.metric, k: self.k };
+        let (listed, enough) = self.listed_for(are_sums_exact);
+        let definition = Definition { metric: self.metric, k: self.k, are_sums_exact };
         let input = QueryInput { rows: queries, query_rows };
         let neighbors = self.search.search_by_definition(listed, enough, definition, input, job)?;
         let itself = usize::from(query_rows != QueryRows::Separate);
         let is_whole = listed >= self.base().len() - itself;
-        if is_whole || neighbors.last.is_empty() {
+        if is_whole || are_sums_exact || neighbors.last.is_empty() {
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
         let pairs = self.exact_pairs(queries);
@@ -161,16 +177,23 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         Ok(ExactLists { neighbors, open })
     }
 
-    /// The exact lists of queries, with exact distances computed on the host.
-    fn by_host(&self, queries: &Rows, query_rows: QueryRows, job: &Job) -> Result<ExactLists> {
-        let (listed, enough) = (self.listed(), self.error_bounds.enough(self.k));
+    /// The exact lists of queries, with exact distances computed on the host, unless the device's
+    /// sums are exact.
+    fn by_host(
+        &self,
+        queries: &Rows,
+        query_rows: QueryRows,
+        are_exact: bool,
+        job: &Job,
+    ) -> Result<ExactLists> {
+        let (listed, enough) = self.listed_for(are_exact);
         let lists = self.search.search_for(listed, enough, queries, query_rows, job)?;
         if lists.rows.is_empty() {
             let distances = Distances::F64(Vec::new());
             let neighbors = Neighbors { distances, ..lists };
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
-        if self.are_exact(queries, &lists) {
+        if are_exact {
             let neighbors = self.as_exact(lists, query_rows, job)?;
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
@@ -191,15 +214,15 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         get_or_make(&self.stats, || RowStats::of(self.base(), needs_lengths))
     }
 
-    /// Whether the device's sums are exact distances, so that no reranking is needed. Examines all
-    /// rows only if that is less work.
-    fn are_exact(&self, queries: &Rows, lists: &Neighbors) -> bool {
+    /// Whether the device's sums are exact distances, so that lists need no further rows and no
+    /// reranking. Examines all rows only if that is less work.
+    fn are_exact(&self, queries: &Rows) -> bool {
         if self.error_bounds.is_definition() && self.metric != Metric::L2 {
             return true;
         }
         let is_fraction = self.metric == Metric::Jaccard;
-        if is_fraction || !self.error_bounds.may_be_exact() || lists.rows.len() < self.base().len()
-        {
+        let reranked = queries.len().saturating_mul(self.listed());
+        if is_fraction || !self.error_bounds.may_be_exact() || reranked < self.base().len() {
             return false;
         }
         let first = |rows: &Rows| RowStats::of(&rows.slice(0..rows.len().min(SAMPLE)), false);
@@ -212,18 +235,16 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let Neighbors { per_query: listed, mut rows, distances, work, .. } = lists;
         let k = self.k.min(self.base().len() - itself);
-        let is_square =
-            self.metric == Metric::L2 && self.base().matrix().kind() == ElementKind::F32;
-        let distance = |x: f64| match self.metric {
-            Metric::L2 if is_square => x.sqrt(),
-            Metric::Cosine | Metric::Pearson => 0.5 * x,
-            _ => x,
+        let outcome = match self.base().matrix().kind() {
+            ElementKind::F32 => Outcome::of(self.metric),
+            _ if self.metric == Metric::L2 => Outcome::Sum,
+            _ => Outcome::of(self.metric),
         };
         let mut exact: Vec<f64> = zeros(rows.len() / listed * k);
         fill_on_threads(&mut exact, k, |first, part| {
             for (list, part) in (first..).zip(part.chunks_exact_mut(k.max(1))) {
                 let sums = (list * listed..).map(|at| distances.at(at));
-                part.iter_mut().zip(sums).for_each(|(to, sum)| *to = distance(sum));
+                part.iter_mut().zip(sums).for_each(|(to, sum)| *to = outcome.distance(sum));
             }
             job.check()
         })?;
@@ -561,7 +582,7 @@ mod tests {
 
         fn download(&self, (lists, of): Lists, job: &Job) -> Result<Neighbors> {
             let lists = self.cpu.download(lists, job)?;
-            let Some((queries, base, Definition { metric, k })) = of else { return Ok(lists) };
+            let Some((queries, base, Definition { metric, k, .. })) = of else { return Ok(lists) };
             let pairs = self.cpu.exact_pairs(metric, &queries, &base);
             let k = k.min(lists.per_query);
             let mut exact = Neighbors::new(k, Vec::new(), Distances::F64(Vec::new()), lists.work);

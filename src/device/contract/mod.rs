@@ -25,8 +25,8 @@ pub use kmeans::{
     KMeansSession, KMeansShape, Labels, Moved, RoundsRun, StopReason, centroid_shift, stop_reason,
 };
 pub use search::{
-    Candidates, Capacity, Definition, Distances, Enough, NO_ROW, Neighbors, Pairing, QueryInput,
-    QueryRows, RowUse, SearchDevice, Shape,
+    Candidates, Capacity, Definition, Distances, Enough, NO_ROW, Neighbors, Outcome, Pairing,
+    QueryInput, QueryRows, RowUse, SearchDevice, Shape,
 };
 
 /// Counters of the work of a computation, for EXPLAIN ANALYZE.

@@ -321,6 +321,41 @@ pub struct Definition {
     pub metric: Metric,
     /// Number of neighbours per query.
     pub k: usize,
+    /// Whether the device's sums determine the exact distances.
+    pub are_sums_exact: bool,
+}
+
+/// The step from an exact sum in float32 to its distance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The sum itself.
+    Sum,
+    /// Its square root.
+    Root,
+    /// Half of it.
+    Half,
+}
+
+impl Outcome {
+    /// The step of a metric.
+    pub fn of(metric: Metric) -> Self {
+        match metric {
+            Metric::L2 => Self::Root,
+            Metric::Cosine | Metric::Pearson => Self::Half,
+            _ => Self::Sum,
+        }
+    }
+
+    /// The distance of a sum.
+    #[inline]
+    pub fn distance(self, sum: f64) -> f64 {
+        match self {
+            // Not −0.
+            Self::Sum => sum + 0.0,
+            Self::Root => sum.sqrt(),
+            Self::Half => 0.5 * sum,
+        }
+    }
 }
 
 /// An empty entry at the end of a list.

@@ -11,6 +11,7 @@ use std::thread;
 
 use cudarc::driver::DeviceRepr;
 
+use crate::device::contract::Outcome;
 use crate::parallel::lock;
 
 /// Pool threads, and the fewest bytes worth a thread.
@@ -26,7 +27,46 @@ struct CopyPart {
     from: *const u8,
     to: *mut MaybeUninit<u8>,
     bytes: usize,
+    form: CopyForm,
     pending: Arc<Pending>,
+}
+
+/// The form in which bytes are copied.
+#[derive(Clone, Copy)]
+enum CopyForm {
+    AsTheyAre,
+    /// Sums in float32 become distances in float64.
+    Distances(Outcome),
+}
+
+impl CopyForm {
+    /// Bytes at the destination for each byte at the source.
+    fn growth(self) -> usize {
+        match self {
+            Self::AsTheyAre => 1,
+            Self::Distances(_) => 2,
+        }
+    }
+
+    fn copy(self, from: &[u8], to: &mut [MaybeUninit<u8>]) {
+        assert_eq!(to.len(), from.len() * self.growth());
+        match self {
+            Self::AsTheyAre => drop(to.write_copy_of_slice(from)),
+            // A loop for each, so that compilers compute several distances at a time.
+            Self::Distances(Outcome::Sum) => widen(from, to, |sum| Outcome::Sum.distance(sum)),
+            Self::Distances(Outcome::Root) => widen(from, to, |sum| Outcome::Root.distance(sum)),
+            Self::Distances(Outcome::Half) => widen(from, to, |sum| Outcome::Half.distance(sum)),
+        }
+    }
+}
+
+#[inline(always)]
+fn widen(from: &[u8], to: &mut [MaybeUninit<u8>], distance: impl Fn(f64) -> f64) {
+    let (from, to) = (from.as_chunks::<4>().0, to.as_chunks_mut::<8>().0);
+    for (from, to) in from.iter().zip(to) {
+        let sum = f32::from_ne_bytes(*from);
+        *to = distance(f64::from(sum)).to_ne_bytes().map(MaybeUninit::new);
+    }
 }
 
 // SAFETY: the memory is reached through a shared and an exclusive borrow of bytes, which the sender
@@ -51,9 +91,14 @@ impl Pending {
 
 impl CopyPart {
     fn copy(self) {
-        // SAFETY: `Copiers::copy` cuts parts that do not overlap out of two slices of equal length,
-        // and does not return before they are done.
-        unsafe { std::ptr::copy_nonoverlapping(self.from, self.to.cast(), self.bytes) };
+        let Self { from, to, bytes, form, .. } = self;
+        // SAFETY: `Copiers::fill` cuts parts that do not overlap out of two slices, the second of
+        // which is `growth` times as long, and does not return before they are done.
+        let (from, to) = unsafe {
+            let to = std::slice::from_raw_parts_mut(to, bytes * form.growth());
+            (std::slice::from_raw_parts(from, bytes), to)
+        };
+        form.copy(from, to);
         self.pending.done();
     }
 }
@@ -77,26 +122,27 @@ impl Copiers {
     pub(in crate::device::cuda) fn copy(&self, from: &[u8], to: &mut [u8]) {
         // SAFETY: the same memory; `fill` writes bytes there and nothing else.
         let to = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), to.len()) };
-        self.fill(from, to);
+        self.fill(from, to, CopyForm::AsTheyAre);
     }
 
     /// Copies bytes to uninitialised memory.
-    fn fill(&self, from: &[u8], to: &mut [MaybeUninit<u8>]) {
-        assert_eq!(from.len(), to.len());
+    fn fill(&self, from: &[u8], to: &mut [MaybeUninit<u8>], form: CopyForm) {
+        assert_eq!(from.len() * form.growth(), to.len());
         let part = from.len().div_ceil(self.0.len() + 1).max(WORTH_A_THREAD);
+        let part = part.next_multiple_of(size_of::<f32>());
         let parts = from.len().div_ceil(part).max(1);
         let pending = Arc::new(Pending(Mutex::new(parts - 1), Condvar::new()));
-        let mut all = to.chunks_mut(part).zip(from.chunks(part));
+        let mut all = to.chunks_mut(part * form.growth()).zip(from.chunks(part));
         let local = all.next();
         for ((to, from), thread) in all.zip(&self.0) {
             let (from, to, bytes) = (from.as_ptr(), to.as_mut_ptr(), from.len());
-            let part = CopyPart { from, to, bytes, pending: pending.clone() };
+            let part = CopyPart { from, to, bytes, form, pending: pending.clone() };
             if let Err(unsent) = thread.send(part) {
                 unsent.0.copy();
             }
         }
         if let Some((to, from)) = local {
-            to.write_copy_of_slice(from);
+            form.copy(from, to);
         }
         pending.wait();
     }
@@ -106,6 +152,7 @@ impl Copiers {
 pub(in crate::device::cuda) struct ReservedTail<'a, T> {
     values: &'a mut Vec<T>,
     count: usize,
+    form: CopyForm,
     /// Bytes that have arrived.
     filled: usize,
 }
@@ -129,7 +176,7 @@ impl<'a, T: DeviceRepr> ReservedTail<'a, T> {
             *values = crate::memory::room(count);
         }
         values.reserve_exact(count);
-        Self { values, count, filled: 0 }
+        Self { values, count, form: CopyForm::AsTheyAre, filled: 0 }
     }
 
     /// Makes the numbers part of the vector.
@@ -144,9 +191,20 @@ impl<'a, T: DeviceRepr> ReservedTail<'a, T> {
     }
 }
 
+impl<'a> ReservedTail<'a, f64> {
+    /// Space for `count` more distances, which arrive as sums in float32.
+    pub(in crate::device::cuda) fn of_sums(
+        values: &'a mut Vec<f64>,
+        count: usize,
+        outcome: Outcome,
+    ) -> Self {
+        Self { form: CopyForm::Distances(outcome), ..Self::new(values, count) }
+    }
+}
+
 impl<T: DeviceRepr> Fill for ReservedTail<'_, T> {
     fn bytes(&self) -> usize {
-        self.count * size_of::<T>()
+        self.count * size_of::<T>() / self.form.growth()
     }
 
     fn append(&mut self, bytes: &[u8], copiers: &Copiers) {
@@ -155,7 +213,8 @@ impl<T: DeviceRepr> Fill for ReservedTail<'_, T> {
         // SAFETY: the bytes of `room`, which stays borrowed exclusively for as long; they need not
         // be initialised, nor aligned.
         let room = unsafe { std::slice::from_raw_parts_mut(first, size) };
-        copiers.fill(bytes, &mut room[self.filled..][..bytes.len()]);
+        let room = &mut room[self.filled * self.form.growth()..];
+        copiers.fill(bytes, &mut room[..bytes.len() * self.form.growth()], self.form);
         self.filled += bytes.len();
     }
 }
@@ -190,6 +249,21 @@ mod tests {
         assert!(values.chunks(numbers.len()).all(|part| part == numbers));
         ReservedTail::<u64>::new(&mut values, 0).close();
         assert_eq!(values.len(), 1_400_000);
+    }
+
+    #[test]
+    fn sums_arrive_as_distances() {
+        let (copiers, sums) = (Copiers::new(), (0..700_000).map(|i| i as f32).collect::<Vec<_>>());
+        let bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_ne_bytes()).collect();
+        for outcome in [Outcome::Sum, Outcome::Root, Outcome::Half] {
+            let mut distances = vec![7.0];
+            let mut room = ReservedTail::of_sums(&mut distances, sums.len(), outcome);
+            assert_eq!(room.bytes(), bytes.len());
+            bytes.chunks(1 << 20).for_each(|piece| room.append(piece, &copiers));
+            room.close();
+            let expected = sums.iter().map(|sum| outcome.distance(f64::from(*sum)));
+            assert!(distances.iter().copied().eq([7.0].into_iter().chain(expected)));
+        }
     }
 
     #[test]

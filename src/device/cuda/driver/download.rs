@@ -28,16 +28,10 @@ pub(in crate::device::cuda) struct Downloader {
     pinned: Mutex<[PinnedDownload; 2]>,
 }
 
-/// A device buffer, and the vector to which its first values are appended.
-pub(in crate::device::cuda) struct Append<'a, T> {
-    pub(in crate::device::cuda) from: &'a CudaSlice<u8>,
-    pub(in crate::device::cuda) to: &'a mut Vec<T>,
-}
-
 /// A device buffer, and the destination of its first bytes.
-struct DownloadPart<'a> {
-    from: &'a CudaSlice<u8>,
-    to: &'a mut dyn Fill,
+pub(in crate::device::cuda) struct DownloadPart<'a> {
+    pub(in crate::device::cuda) from: &'a CudaSlice<u8>,
+    pub(in crate::device::cuda) to: &'a mut dyn Fill,
 }
 
 struct PinnedDownload {
@@ -80,30 +74,8 @@ impl Downloader {
         Ok(values)
     }
 
-    /// Appends the first `count` values of two buffers to two vectors, as [`read`](Self::read) does
-    /// with one.
-    pub(in crate::device::cuda) fn append_both<T: DeviceRepr, U: DeviceRepr>(
-        &self,
-        stream: &Arc<CudaStream>,
-        one: Append<'_, T>,
-        other: Append<'_, U>,
-        count: usize,
-        job: &Job,
-    ) -> Result<()> {
-        let (mut of_one, mut of_other) =
-            (ReservedTail::new(one.to, count), ReservedTail::new(other.to, count));
-        let mut parts = [
-            DownloadPart { from: one.from, to: &mut of_one },
-            DownloadPart { from: other.from, to: &mut of_other },
-        ];
-        self.fill(stream, &mut parts, job)?;
-        of_one.close();
-        of_other.close();
-        Ok(())
-    }
-
     /// Copies from the beginning of device buffers, with two pieces in flight.
-    fn fill(
+    pub(in crate::device::cuda) fn fill(
         &self,
         stream: &Arc<CudaStream>,
         parts: &mut [DownloadPart<'_>],

@@ -3,7 +3,7 @@
 
 pub(super) mod cache;
 pub(super) mod compile;
-mod copiers;
+pub(super) mod copiers;
 pub(super) mod download;
 pub(super) mod gpu;
 pub(super) mod launch;

@@ -12,7 +12,8 @@ use super::passes::PANEL;
 use super::rows::CudaRows;
 use super::spec::{SearchSpec, device_dim, real_bytes, scalar_bytes};
 use crate::device::contract::{
-    Candidates, Capacity, Definition, Distances, Neighbors, Pairing, RowUse, SearchDevice, Shape,
+    Candidates, Capacity, Definition, Distances, Neighbors, Outcome, Pairing, RowUse, SearchDevice,
+    Shape,
 };
 use crate::device::cuda::device::{CudaDevice, TensorCores};
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
@@ -103,6 +104,10 @@ impl SearchDevice for CudaDevice {
             return Ok(None);
         }
         let mut lists = self.new_lists(queries, k)?;
+        if definition.are_sums_exact {
+            lists.0.outcome = Some(Outcome::of(definition.metric));
+            return Ok(Some(lists));
+        }
         lists.0.exact = Some(Exact::new(self, Sides { queries, base }, definition, job)?);
         Ok(Some(lists))
     }

@@ -6,6 +6,7 @@
 //! memory, so for many pairs a base is copied to row-major order, if there is memory.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Sides;
 use super::exact_values::ExactValues;
@@ -16,7 +17,8 @@ use super::passes;
 use super::rows::{CudaRows, Layouts, Plain, RowPanels, get_or_make, wait_for};
 use crate::device::contract::{Definition, Distances, Neighbors};
 use crate::device::cuda::device::CudaDevice;
-use crate::device::cuda::driver::download::Append;
+use crate::device::cuda::driver::copiers::ReservedTail;
+use crate::device::cuda::driver::download::DownloadPart;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::upload::Transfer;
@@ -29,6 +31,11 @@ use crate::parallel::lock;
 /// (Whole statements of 0.13M pairs of 0.5M × 384 on an H200 took 1.12 times as long as before with
 /// a copy, and 1.05 times without.)
 const PAIRS_FOR_A_ROW: usize = 2;
+
+/// Rows per pair up to which they are copied when lists are ranked by them again, as further
+/// searches are likely to follow, and the share of the free memory that the copy may take.
+const ROWS_FOR_A_PAIR: usize = 64;
+const MOST_OF_FREE: u64 = 4;
 
 /// The most pairs of a launch.
 const MOST_PAIRS: usize = 1 << 30;
@@ -108,13 +115,17 @@ impl ExactRows {
             return Ok(None);
         }
         let plain = lock(&self.layouts.plain).clone();
-        let is_base = matches!(self.laid, Laid::Dealt { .. });
-        let are_many = pairs / PAIRS_FOR_A_ROW > self.panels.rows;
-        if plain.is_some() || !is_base || !are_many {
+        if plain.is_some() || !matches!(self.laid, Laid::Dealt { .. }) {
             return Ok(plain);
         }
+        let (rows, bytes) = (self.panels.rows, self.panels.rows * self.dim * size_of::<f32>());
+        let is_again = self.layouts.was_ranked.swap(true, Ordering::Relaxed)
+            && pairs.saturating_mul(ROWS_FOR_A_PAIR) > rows
+            && bytes as u64 <= memory.unused() / MOST_OF_FREE;
+        if !is_again && pairs / PAIRS_FOR_A_ROW <= rows {
+            return Ok(None);
+        }
         let made = get_or_make(&self.layouts.plain, || {
-            let bytes = self.panels.rows * self.dim * size_of::<f32>();
             let mut buffer = memory.allocate(&gpu.compute, bytes)?;
             kernels.unpack(&gpu.compute, self.panels.rows(), self.dim, &mut buffer)?;
             Ok(Plain { buffer, ready: gpu.timestamp()? })
@@ -251,11 +262,18 @@ impl Exact {
         let Distances::F64(distances) = &mut to.distances else {
             unreachable!("distances by the definition are float64")
         };
-        let last = gpu.downloader.read::<f32>(stream, ranked.last.slice(), queries, job)?;
-        let rows = Append { from: ranked.rows.slice(), to: &mut to.rows };
-        let distances = Append { from: ranked.distances.slice(), to: distances };
-        gpu.downloader.append_both(stream, rows, distances, queries * keep, job)?;
-        to.last.extend(last);
+        let mut rows = ReservedTail::new(&mut to.rows, queries * keep);
+        let mut distances = ReservedTail::new(distances, queries * keep);
+        let mut last = ReservedTail::new(&mut to.last, queries);
+        let parts = &mut [
+            DownloadPart { from: ranked.rows.slice(), to: &mut rows },
+            DownloadPart { from: ranked.distances.slice(), to: &mut distances },
+            DownloadPart { from: ranked.last.slice(), to: &mut last },
+        ];
+        gpu.downloader.fill(stream, parts, job)?;
+        rows.close();
+        distances.close();
+        last.close();
         to.per_query = keep;
         Ok(())
     }

@@ -11,6 +11,7 @@ use super::launch::{SearchKernels, WARPS, WARPS_SHARED};
 use super::launch_lists::ListBuffers;
 use super::passes::PANEL;
 use super::spec::entry_bytes;
+use crate::device::contract::Outcome;
 use crate::device::cuda::driver::launch::{address, check_size, config};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys::failed;
@@ -147,10 +148,10 @@ impl SearchKernels {
         assert!(dim <= queries.dim && dim <= base.dim && !pairs.is_empty() && base.rows > 0);
         let (queries, base) = (queries.on_device(stream), base.on_device(stream));
         // `Outcome` in `kernels/search/exact.cuh`.
-        let outcome = match metric {
-            Metric::L2 => 1u32,
-            Metric::Cosine | Metric::Pearson => 2,
-            _ => 0,
+        let outcome = match Outcome::of(metric) {
+            Outcome::Sum => 0u32,
+            Outcome::Root => 1,
+            Outcome::Half => 2,
         };
         let (first, count, dim) = (pairs.start as u64, pairs.len() as u32, dim as u32);
         let (length, slots) = (per_list as u32, lists.slots as u32);

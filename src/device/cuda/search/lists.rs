@@ -15,9 +15,10 @@ use super::launch_lists::{LEAST_MERGED, ListBuffers, Pass};
 use super::passes::{self, PANEL, PassKind, SearchPasses};
 use super::rows::{RowPanels, wait_for};
 use super::spec::{entry_bytes, real_bytes};
-use crate::device::contract::{Distances, Enough, Neighbors, Pairing, QueryRows, Work};
+use crate::device::contract::{Distances, Enough, Neighbors, Outcome, Pairing, QueryRows, Work};
 use crate::device::cuda::device::{CudaDevice, PairStrategy};
-use crate::device::cuda::driver::download::Append;
+use crate::device::cuda::driver::copiers::ReservedTail;
+use crate::device::cuda::driver::download::DownloadPart;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::Buffer;
@@ -46,6 +47,8 @@ pub(super) struct Search {
     is_self_join: bool,
     /// The state for lists by the definition, if these are wanted.
     pub(super) exact: Option<Exact>,
+    /// The step from sums to distances, if these are wanted and the sums are exact.
+    pub(super) outcome: Option<Outcome>,
     account: Account,
     throttle: LaunchThrottle,
 }
@@ -94,13 +97,14 @@ impl Search {
             kernels.clear_lists(&gpu.compute, &mut lists)?;
         }
         let (account, throttle) = (Account::default(), LaunchThrottle::default());
-        let (is_self_join, exact) = (false, None);
-        Ok(Self { kernels, lists, offered: 0, is_self_join, exact, account, throttle })
+        let (is_self_join, exact, outcome) = (false, None, None);
+        Ok(Self { kernels, lists, offered: 0, is_self_join, exact, outcome, account, throttle })
     }
 
     /// The kind of the distances.
     pub(super) fn kind(&self) -> ElementKind {
-        self.exact.as_ref().map_or(self.kernels.spec.kind, |_| ElementKind::F64)
+        let is_exact = self.exact.is_some() || self.outcome.is_some();
+        if is_exact { ElementKind::F64 } else { self.kernels.spec.kind }
     }
 
     /// Merges base rows into the lists.
@@ -327,14 +331,32 @@ impl Search {
         let redone = self.redone(gpu)?;
         let work = self.account.settle(redone)?;
         let (stream, from) = (&gpu.compute, distances.slice());
-        let rows = Append { from: rows.slice(), to: &mut to.rows };
-        match &mut to.distances {
-            Distances::F32(to) => {
-                gpu.downloader.append_both(stream, rows, Append { from, to }, count, job)?
+        let mut to_rows = ReservedTail::new(&mut to.rows, count);
+        let rows = DownloadPart { from: rows.slice(), to: &mut to_rows };
+        match (&mut to.distances, self.outcome) {
+            (Distances::F64(to), Some(outcome)) => {
+                let mut to = ReservedTail::of_sums(to, count, outcome);
+                let distances = DownloadPart { from, to: &mut to };
+                gpu.downloader.fill(stream, &mut [rows, distances], job)?;
+                to.close();
             }
-            Distances::F64(to) => {
-                gpu.downloader.append_both(stream, rows, Append { from, to }, count, job)?
+            (Distances::F32(to), _) => {
+                let mut to = ReservedTail::new(to, count);
+                let distances = DownloadPart { from, to: &mut to };
+                gpu.downloader.fill(stream, &mut [rows, distances], job)?;
+                to.close();
             }
+            (Distances::F64(to), None) => {
+                let mut to = ReservedTail::new(to, count);
+                let distances = DownloadPart { from, to: &mut to };
+                gpu.downloader.fill(stream, &mut [rows, distances], job)?;
+                to.close();
+            }
+        }
+        to_rows.close();
+        if self.outcome.is_some() {
+            // No row matters that is not listed.
+            to.last.resize(to.last.len() + self.lists.queries, f32::NAN);
         }
         to.per_query = per_query;
         to.work += work;

@@ -33,10 +33,11 @@ const MOST_BOUNDED: usize = 16;
 /// A last pass smaller than this share of its regular size is added to the one before.
 const CRUMB: f64 = 0.25;
 
-/// Entries of a query's list: k neighbours and at least three times as many candidates; a power of
-/// two, because the sort needs one.
+/// Entries of a query's list: k neighbours and at least 2.75 times as many candidates; a power of
+/// two, because the sort needs one. (Three times as many would double the memory for lists of a
+/// few more than a power of two.)
 pub(super) fn slots(k: usize) -> usize {
-    (4 * k).max(2 * PANEL).next_power_of_two()
+    (4 * k - k / 4).max(2 * PANEL).next_power_of_two()
 }
 
 /// Panels that hold this many rows.

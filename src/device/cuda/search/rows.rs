@@ -1,6 +1,7 @@
 //! Rows on a GPU, in the layouts that calls have needed.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaEvent;
@@ -40,6 +41,8 @@ pub(super) struct Layouts {
     queries: LayoutSlot<RowPanels>,
     pub(super) plain: LayoutSlot<Plain>,
     pub(super) given: LayoutSlot<ExactValues>,
+    /// Whether lists were ranked by the definition, which reads these rows.
+    pub(super) was_ranked: AtomicBool,
 }
 
 impl Layouts {
