@@ -218,7 +218,13 @@ fn measure_hashed(
         let Distances::F64(distances) = &result.neighbors.distances else {
             return Err("distances are float64".into());
         };
-        near += distances[list].iter().filter(|distance| **distance <= exact[K - 1]).count();
+        for (row, distance) in result.neighbors.rows[list.clone()].iter().zip(&distances[list]) {
+            let of_pair = support::exact_of_pair(base, base, Metric::L2, query, *row as usize);
+            if *distance != of_pair || *row as usize == query {
+                return Err(format!("rows {query} and {row}: {distance} is not {of_pair}").into());
+            }
+            near += usize::from(*distance <= exact[K - 1]);
+        }
         all += K;
     }
     println!(

@@ -3,35 +3,20 @@
 //! to the bit on both.
 //!
 //! ```
-//! use arrow::array::FixedSizeListArray;
-//! use arrow::datatypes::Float32Type;
-//! use datafusion::prelude::*;
-//! use datafusion_neighbors::{AnyDevice, KMeans, KMeansExt, KnnExact, KnnExt, Metric, knn_exact};
-//!
+//! # use datafusion::prelude::*;
+//! # use datafusion_neighbors::{KMeans, KMeansExt, KnnExact, KnnExt};
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> datafusion::error::Result<()> {
 //! let ctx = SessionContext::new();
 //! datafusion_neighbors::register_all(&ctx)?;
 //! let digits = ctx.read_parquet("sql/data/digits.parquet", ParquetReadOptions::default()).await?;
 //! ctx.register_table("digits", digits.clone().into_view())?;
-//!
-//! // In SQL: of how many digits is the nearest other one the same digit?
-//! let sql = "SELECT count(*) FROM knn_exact(digits, k => 1) WHERE query_label = base_label";
-//! let in_sql = ctx.sql(sql).await?.collect().await?;
-//! # assert_eq!(in_sql[0].num_rows(), 1);
-//!
-//! // On DataFrames, without SQL text.
-//! let nearest = digits.clone().knn_exact_self(KnnExact::k(1).metric(Metric::L2))?;
-//! let same = nearest.filter(col("query_label").eq(col("base_label")))?.count().await?;
-//! assert_eq!(same, 1776);
+//! let nearest = ctx.sql("SELECT * FROM knn_exact(digits, k => 1)").await?;
+//! // The same without SQL text.
+//! let nearest_too = digits.clone().knn_exact_self(KnnExact::k(1))?;
 //! let clusters = digits.kmeans_centroids(KMeans::k(10).seed(7))?;
-//! assert_eq!(clusters.count().await?, 10);
-//!
-//! // On Arrow arrays, without a session.
-//! let points = [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]].map(|point| Some(point.map(Some)));
-//! let points = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(points, 2);
-//! let nearest = knn_exact(&AnyDevice::cpu(), &points, None, &KnnExact::k(1))?;
-//! assert_eq!(nearest.num_rows(), 3);
+//! # assert_eq!((nearest.count().await?, nearest_too.count().await?), (1797, 1797));
+//! # assert_eq!(clusters.count().await?, 10);
 //! # Ok(())
 //! # }
 //! ```
@@ -43,37 +28,29 @@
 //! query planner of its own hands [`NeighborsPlanner`] to that planner and calls
 //! [`register_functions`]. The folder `sql` of this package has a page for each SQL function.
 //!
-//! # Functions and their parameters
-//!
 //! | SQL | on DataFrames | on Arrow arrays | parameters |
 //! |---|---|---|---|
-//! | `knn_exact` | [`KnnExt::knn_exact`], [`KnnExt::knn_exact_self`] | [`knn_exact()`] | [`KnnExact`] |
+//! | `knn_exact` | [`KnnExt::knn_exact`], [`KnnExt::knn_exact_self`] | [`knn_exact()`], [`KnnIndex`] | [`KnnExact`] |
 //! | `knn_lsh` | [`KnnExt::knn_lsh`], [`KnnExt::knn_lsh_self`] | [`knn_lsh()`] | [`KnnLsh`] |
 //! | `kmeans`, `kmeans_centroids` | [`KMeansExt`] | [`kmeans()`] | [`KMeans`] |
 //! | `dbscan` | [`DbscanExt`] | [`dbscan()`] | [`Dbscan`] |
 //!
+//! Parameters are built from what is required, `KnnExact::k(10)` or `Dbscan::eps(0.3)`, and methods
+//! for what differs from the defaults. A [`KnnIndex`] is read once and searched often.
 //! `lsh_buckets` and tables `STORED AS LSH` are there in SQL only.
 //!
-//! Parameters are built from what is required, `KnnExact::k(10)` or `Dbscan::eps(0.3)`, and methods
-//! for what differs from the defaults: [`KnnExact::metric`], [`KnnExact::vector`] for a column of
-//! vectors, [`KnnExact::dimensions`] for numeric columns as dimensions, [`KMeans::seed`] and so on.
-//!
-//! # Devices
+//! # Devices and memory
 //!
 //! Sessions choose by the setting `neighbors.device`, which is [`NeighborsOptions::device`] in a
-//! `SessionConfig` ([`with_option_extension`]). Functions on arrays are given an [`AnyDevice`]:
-//! [`AnyDevice::cpu`], [`AnyDevice::cuda`], or [`AnyDevice::choose`]. [`devices`] lists those of
-//! this machine, and [`why_no_gpu`] says why it has no GPU. CUDA is found at run time, if the
-//! feature `cuda` is on. It is by default, and so is `cli`, which builds the program `neighbors`:
-//! libraries turn default features off, and `cuda` on again.
+//! `SessionConfig` ([`with_option_extension`]); functions on arrays are given an [`AnyDevice`].
+//! [`devices`] lists those of this machine, and [`why_no_gpu`] says why it has no GPU. CUDA is
+//! found at run time, if the feature `cuda` is on, as it is by default; so is `cli`, which builds
+//! the program: libraries turn default features off, and `cuda` on again.
 //!
-//! # Memory
-//!
-//! A session's memory pool accounts for what an operator holds on the host; what it refuses fails
-//! with `ResourcesExhausted`. Functions on arrays know of no limit. On a GPU,
-//! `neighbors.device_memory` is the limit. Reading vectors takes much memory for a short time, so
-//! that the allocator of a program matters: `neighbors` takes jemalloc, in huge pages
-//! (`src/bin/neighbors.rs`).
+//! A session's memory pool accounts for what an operator holds on the host; on a GPU,
+//! `neighbors.device_memory` is the limit. Functions on arrays know of no limit. Reading vectors
+//! takes much memory for a short time, so that a program's allocator matters: `neighbors` takes
+//! jemalloc, in huge pages (`src/bin/neighbors.rs`).
 //!
 //! # Errors
 //!
@@ -103,7 +80,7 @@ pub use algo::dbscan::Density;
 pub use algo::kmeans::{Clustering, Init};
 pub use device::{AnyDevice, DeviceChoice, DeviceInfo, devices, why_no_gpu};
 pub use error::{Error, Result, RowProblem};
-pub use exec::{Dbscan, KMeans, KnnExact, KnnLsh, dbscan, kmeans, knn_exact, knn_lsh};
+pub use exec::{Dbscan, KMeans, KnnExact, KnnIndex, KnnLsh, dbscan, kmeans, knn_exact, knn_lsh};
 pub use matrix::{Elements, Matrix};
 pub use metric::Metric;
 pub use sql::{

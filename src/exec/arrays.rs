@@ -130,40 +130,67 @@ fn neighbors(
     metric: Metric,
     lsh: Option<&LshParams>,
 ) -> Result<RecordBatch> {
-    let mut kind = kind_of(base, "base", true, metric)?;
-    if let Some(queries) = queries {
-        let other = kind_of(queries, "queries", true, metric)?;
-        if !kind.is_like(other) {
-            return Err(Error::InvalidArgument(
-                "queries and base must both hold numbers, both bits or both sets".to_string(),
-            ));
-        }
-        kind = common_kind(kind, other);
-    }
+    let kind = kind_of(base, "base", true, metric)?;
+    let kind = queries.map_or(Ok(kind), |queries| kind_with(queries, kind, metric))?;
     let (base, base_positions) = finish("base", base, reader("base", kind, metric, None))?;
-    let dim = (!base.is_empty()).then(|| base.matrix().dim());
     let (queries, query_positions, query_rows) = match queries {
         Some(queries) => {
-            let reader = reader("queries", kind, metric, dim);
-            let (rows, positions) = finish("queries", queries, reader)?;
+            let (rows, positions) = read_queries(queries, &base, kind, metric)?;
             (rows, positions, QueryRows::Separate)
         }
         None => (base.clone(), base_positions.clone(), QueryRows::OfBase { first: 0 }),
     };
-    let job = Job::default();
     let method = lsh.map_or(Method::Exact, |lsh| Method::Lsh {
         params: lsh,
         queries: queries.clone(),
         query_rows,
         training: None,
     });
-    let search = open_base(device, base, KnnParams::try_new(k, metric)?, method, &job)?;
-    let SearchResult { neighbors, starts, .. } = search.search(&queries, query_rows, &job)?;
-    let starts = starts
-        .unwrap_or_else(|| (0..=queries.len()).map(|query| query * neighbors.per_query).collect());
+    let (params, job) = (KnnParams::try_new(k, metric)?, Job::default());
+    let search = open_base(device, base, params, method, &job)?;
+    let result = search.search(&queries, query_rows, &job)?;
+    Ok(as_batch(result, &query_positions, &base_positions))
+}
+
+/// The element kind that holds the vectors of queries and of a base.
+pub(super) fn kind_with(
+    queries: &dyn Array,
+    of_base: ElementKind,
+    metric: Metric,
+) -> Result<ElementKind> {
+    let kind = kind_of(queries, "queries", true, metric)?;
+    if !kind.is_like(of_base) {
+        return Err(Error::InvalidArgument(
+            "queries and base must both hold numbers, both bits or both sets".to_string(),
+        ));
+    }
+    Ok(common_kind(of_base, kind))
+}
+
+/// The queries for a base, in the element kind of both, and their positions in the array.
+pub(super) fn read_queries(
+    queries: &dyn Array,
+    base: &Rows,
+    kind: ElementKind,
+    metric: Metric,
+) -> Result<(Rows, Vec<u32>)> {
+    let dim = (!base.is_empty()).then(|| base.matrix().dim());
+    finish("queries", queries, reader("queries", kind, metric, dim))
+}
+
+/// The neighbours as columns `query`, `base`, `rank` and `distance`; rows are given by their
+/// positions.
+pub(super) fn as_batch(
+    SearchResult { neighbors, starts, .. }: SearchResult,
+    query_positions: &[u32],
+    base_positions: &[u32],
+) -> RecordBatch {
+    let starts = starts.unwrap_or_else(|| {
+        (0..=query_positions.len()).map(|query| query * neighbors.per_query).collect()
+    });
     let lists = || starts.windows(2).map(|list| list[1] - list[0]);
     let query =
-        lists().zip(&query_positions).flat_map(|(length, at)| std::iter::repeat_n(*at, length));
+        lists().zip(query_positions).flat_map(|(length, at)| std::iter::repeat_n(*at, length));
     let query = UInt32Array::from_iter_values(query);
     let neighbor = UInt32Array::from_iter_values(
         neighbors.rows.iter().map(|row| base_positions[*row as usize]),
@@ -179,7 +206,7 @@ fn neighbors(
     let columns: Vec<ArrayRef> =
         vec![Arc::new(query), Arc::new(neighbor), Arc::new(rank), distance];
     match RecordBatch::try_new(Arc::new(schema), columns) {
-        Ok(batch) => Ok(batch),
+        Ok(batch) => batch,
         Err(error) => unreachable!("columns have the lengths and types of their fields: {error}"),
     }
 }
@@ -427,14 +454,18 @@ fn kind_of(
     metric: Metric,
 ) -> Result<ElementKind> {
     let data_type = array.data_type();
-    let vectors = if let DataType::Dictionary(_, values) = data_type { values } else { data_type };
-    match kind_of_vector(vectors, may_be_sets.then_some(metric)) {
+    match kind_of_vector(vectors_of(data_type), may_be_sets.then_some(metric)) {
         Some(kind) if metric.accepts(kind) => Ok(kind),
         Some(_) => Err(Error::InvalidArgument(format!(
             "metric '{metric}' does not compare vectors of type {data_type} ({input})"
         ))),
         None => Err(Error::InvalidArgument(format!("{input} holds no vectors, but {data_type}"))),
     }
+}
+
+/// The type of the vectors, without a dictionary.
+pub(super) fn vectors_of(data_type: &DataType) -> &DataType {
+    if let DataType::Dictionary(_, values) = data_type { values } else { data_type }
 }
 
 /// A reader of an array whose vectors have `dim` elements, if that is known.
@@ -453,12 +484,16 @@ fn finish(
     array: &dyn Array,
     mut reader: VectorReader,
 ) -> Result<(Rows, Vec<u32>)> {
-    let vectors = match array.data_type() {
+    reader.append(&[decoded(input, array)?])?;
+    Ok(reader.finish())
+}
+
+/// An array, without a dictionary.
+pub(super) fn decoded(input: &str, array: &dyn Array) -> Result<ArrayRef> {
+    match array.data_type() {
         DataType::Dictionary(_, values) => cast(array, values).map_err(|error| {
             Error::InvalidArgument(format!("{input}: a dictionary that cannot be decoded: {error}"))
-        })?,
-        _ => make_array(array.to_data()),
-    };
-    reader.append(&[vectors])?;
-    Ok(reader.finish())
+        }),
+        _ => Ok(make_array(array.to_data())),
+    }
 }

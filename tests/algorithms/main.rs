@@ -5,6 +5,7 @@ mod accuracy;
 mod clusters;
 mod density;
 mod hashing;
+mod index;
 #[path = "../support/mod.rs"]
 mod support;
 

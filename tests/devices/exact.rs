@@ -85,7 +85,8 @@ pub fn trials() -> Vec<(String, Test)> {
         }
     }
     for metric in Metric::ALL.into_iter().filter(|metric| !metric.is_binary()) {
-        for hard in [Hard::Of(Kind::Normal), Hard::Unit] {
+        // The sums of whole numbers are exact, and there are more pairs than base rows.
+        for hard in [Hard::Of(Kind::Normal), Hard::Of(Kind::Lattice), Hard::Unit] {
             let name = format!("exact::{metric}::{hard:?}::long");
             all.push((name, Box::new(move |device| check(device, metric, hard, LONG))));
         }

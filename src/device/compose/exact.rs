@@ -1,6 +1,6 @@
 //! Exact search: candidates from a device's approximate distances, reranked by exact distance.
 //!
-//! A device lists more candidates than requested. Their exact distances are computed and sorted: on
+//! A device lists more candidates than requested, unless its sums are exact. Their exact distances are computed and sorted: on
 //! the device, if it holds the whole base and it [can](SearchDevice::new_exact_lists), or on the
 //! host. A list is certain if the error bounds of the device's sums prove that every unlisted row
 //! is farther than the k-th neighbour. Queries with uncertain lists, because of a large number of
@@ -93,15 +93,15 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
                 &self.base().slice(first..first + queries.len())
             }
         };
-        let are_exact = self.are_exact(queries);
+        let are_sums_exact = self.are_sums_exact(queries);
         let ExactLists { mut neighbors, mut open } =
-            self.by_device(queries, query_rows, are_exact, job)?;
+            self.by_device(queries, query_rows, are_sums_exact, job)?;
         let done = std::mem::take(&mut neighbors.last).len();
         // Blocks of queries reuse the same memory.
         let together = self.search.queries_together(self.listed());
         for first in (done..queries.len()).step_by(together) {
             let some = queries.slice(first..queries.len().min(first.saturating_add(together)));
-            let lists = self.by_host(&some, query_rows.skip(first as u32), are_exact, job)?;
+            let lists = self.by_host(&some, query_rows.skip(first as u32), are_sums_exact, job)?;
             open.extend(lists.open.into_iter().map(|query| first as u32 + query));
             neighbors.append(lists.neighbors);
             if first == done {
@@ -183,17 +183,17 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         &self,
         queries: &Rows,
         query_rows: QueryRows,
-        are_exact: bool,
+        are_sums_exact: bool,
         job: &Job,
     ) -> Result<ExactLists> {
-        let (listed, enough) = self.listed_for(are_exact);
+        let (listed, enough) = self.listed_for(are_sums_exact);
         let lists = self.search.search_for(listed, enough, queries, query_rows, job)?;
         if lists.rows.is_empty() {
             let distances = Distances::F64(Vec::new());
             let neighbors = Neighbors { distances, ..lists };
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
-        if are_exact {
+        if are_sums_exact {
             let neighbors = self.as_exact(lists, query_rows, job)?;
             return Ok(ExactLists { neighbors, open: Vec::new() });
         }
@@ -216,7 +216,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
 
     /// Whether the device's sums are exact distances, so that lists need no further rows and no
     /// reranking. Examines all rows only if that is less work.
-    fn are_exact(&self, queries: &Rows) -> bool {
+    fn are_sums_exact(&self, queries: &Rows) -> bool {
         if self.error_bounds.is_definition() && self.metric != Metric::L2 {
             return true;
         }
@@ -235,9 +235,8 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         let itself = usize::from(query_rows != QueryRows::Separate);
         let Neighbors { per_query: listed, mut rows, distances, work, .. } = lists;
         let k = self.k.min(self.base().len() - itself);
-        let outcome = match self.base().matrix().kind() {
-            ElementKind::F32 => Outcome::of(self.metric),
-            _ if self.metric == Metric::L2 => Outcome::Sum,
+        let outcome = match self.metric.searched(self.base().matrix().kind()) {
+            Metric::L2 => Outcome::Sum,
             _ => Outcome::of(self.metric),
         };
         let mut exact: Vec<f64> = zeros(rows.len() / listed * k);

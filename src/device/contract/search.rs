@@ -325,7 +325,7 @@ pub struct Definition {
     pub are_sums_exact: bool,
 }
 
-/// The step from an exact sum in float32 to its distance.
+/// The step from an exact sum to its distance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The sum itself.
@@ -393,7 +393,7 @@ pub struct Neighbors {
     /// The distance of each.
     pub distances: Distances,
     /// For exact lists: a lower bound on the approximate distances of all unlisted rows, for each
-    /// query; NaN if all rows are listed. Empty for other lists.
+    /// query; NaN if no unlisted row matters. Empty for other lists.
     pub last: Vec<f32>,
     /// Counters of the work.
     pub work: Work,

@@ -70,13 +70,13 @@ pub(in crate::sql) fn plan(
             return from_string(function, name, context);
         }
         other => {
-            let table_function = match takes_vector {
+            let last = match takes_vector {
                 true => ", a table function, or a vector such as [0.1, 0.2] or $1",
                 false => ", or a table function",
             };
             return plan_err!(
                 "{function}: argument '{argument}' is {other}; accepted are a table's name, \
-                 a subquery in parentheses{table_function}"
+                 a subquery in parentheses{last}"
             );
         }
     };

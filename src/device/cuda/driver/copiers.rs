@@ -52,20 +52,14 @@ impl CopyForm {
         assert_eq!(to.len(), from.len() * self.growth());
         match self {
             Self::AsTheyAre => drop(to.write_copy_of_slice(from)),
-            // A loop for each, so that compilers compute several distances at a time.
-            Self::Distances(Outcome::Sum) => widen(from, to, |sum| Outcome::Sum.distance(sum)),
-            Self::Distances(Outcome::Root) => widen(from, to, |sum| Outcome::Root.distance(sum)),
-            Self::Distances(Outcome::Half) => widen(from, to, |sum| Outcome::Half.distance(sum)),
+            Self::Distances(outcome) => {
+                let (from, to) = (from.as_chunks::<4>().0, to.as_chunks_mut::<8>().0);
+                for (from, to) in from.iter().zip(to) {
+                    let distance = outcome.distance(f64::from(f32::from_ne_bytes(*from)));
+                    *to = distance.to_ne_bytes().map(MaybeUninit::new);
+                }
+            }
         }
-    }
-}
-
-#[inline(always)]
-fn widen(from: &[u8], to: &mut [MaybeUninit<u8>], distance: impl Fn(f64) -> f64) {
-    let (from, to) = (from.as_chunks::<4>().0, to.as_chunks_mut::<8>().0);
-    for (from, to) in from.iter().zip(to) {
-        let sum = f32::from_ne_bytes(*from);
-        *to = distance(f64::from(sum)).to_ne_bytes().map(MaybeUninit::new);
     }
 }
 

@@ -28,6 +28,12 @@ pub(in crate::device::cuda) struct Downloader {
     pinned: Mutex<[PinnedDownload; 2]>,
 }
 
+/// A device buffer, and the tail of a vector for its first values.
+pub(in crate::device::cuda) struct Append<'a, T> {
+    pub(in crate::device::cuda) from: &'a CudaSlice<u8>,
+    pub(in crate::device::cuda) to: ReservedTail<'a, T>,
+}
+
 /// A device buffer, and the destination of its first bytes.
 pub(in crate::device::cuda) struct DownloadPart<'a> {
     pub(in crate::device::cuda) from: &'a CudaSlice<u8>,
@@ -72,6 +78,24 @@ impl Downloader {
         self.fill(stream, &mut [DownloadPart { from, to: &mut room }], job)?;
         room.close();
         Ok(values)
+    }
+
+    /// Fills the tails of two vectors, one after the other.
+    pub(in crate::device::cuda) fn append_both<T: DeviceRepr, U: DeviceRepr>(
+        &self,
+        stream: &Arc<CudaStream>,
+        mut one: Append<'_, T>,
+        mut other: Append<'_, U>,
+        job: &Job,
+    ) -> Result<()> {
+        let parts = &mut [
+            DownloadPart { from: one.from, to: &mut one.to },
+            DownloadPart { from: other.from, to: &mut other.to },
+        ];
+        self.fill(stream, parts, job)?;
+        one.to.close();
+        other.to.close();
+        Ok(())
     }
 
     /// Copies from the beginning of device buffers, with two pieces in flight.

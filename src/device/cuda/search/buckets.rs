@@ -17,7 +17,7 @@ use crate::device::contract::{
 };
 use crate::device::cuda::device::CudaDevice;
 use crate::device::cuda::driver::copiers::ReservedTail;
-use crate::device::cuda::driver::download::DownloadPart;
+use crate::device::cuda::driver::download::Append;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::Buffer;
 use crate::device::cuda::driver::sys;
@@ -291,15 +291,11 @@ impl BucketSearch<'_> {
             Some((rows, distances)) => (rows, distances),
             None => (&lists.rows, &lists.distances),
         };
-        let mut to_rows = ReservedTail::new(&mut rows, count);
-        let mut to_distances = ReservedTail::new(&mut distances, count);
-        let parts = &mut [
-            DownloadPart { from: from_rows.slice(), to: &mut to_rows },
-            DownloadPart { from: from_distances.slice(), to: &mut to_distances },
-        ];
-        gpu.downloader.fill(&gpu.compute, parts, job)?;
-        to_rows.close();
-        to_distances.close();
+        let to = ReservedTail::new(&mut rows, count);
+        let to_rows = Append { from: from_rows.slice(), to };
+        let to = ReservedTail::new(&mut distances, count);
+        let to_distances = Append { from: from_distances.slice(), to };
+        gpu.downloader.append_both(&gpu.compute, to_rows, to_distances, job)?;
         Ok(NearestInBuckets {
             rows,
             distances: Distances::of::<T>(distances),

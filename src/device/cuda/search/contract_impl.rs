@@ -35,8 +35,7 @@ const MOST_QUERIES: usize = 524_288;
 /// Neighbours for which memory is reserved before the device has found them.
 pub(super) const MOST_ROOM: usize = 1 << 28;
 
-/// The maximum k: lists are sorted with 32-bit positions, in a power of two of at least 4 k
-/// entries.
+/// The maximum k: lists are sorted with 32-bit positions in their [slots](super::passes::slots).
 const MOST_NEIGHBORS: usize = 1 << 28;
 
 /// The top-k lists of a search, on a GPU.
@@ -100,7 +99,7 @@ impl SearchDevice for CudaDevice {
         if !is_of_f32 || definition.metric.searched(ElementKind::F32) != base.metric {
             return Ok(None);
         }
-        if !base.kernels(&self.gpu)?.can_rank(k) {
+        if !definition.are_sums_exact && !base.kernels(&self.gpu)?.can_rank(k) {
             return Ok(None);
         }
         let mut lists = self.new_lists(queries, k)?;

@@ -18,7 +18,7 @@ use super::spec::{entry_bytes, real_bytes};
 use crate::device::contract::{Distances, Enough, Neighbors, Outcome, Pairing, QueryRows, Work};
 use crate::device::cuda::device::{CudaDevice, PairStrategy};
 use crate::device::cuda::driver::copiers::ReservedTail;
-use crate::device::cuda::driver::download::DownloadPart;
+use crate::device::cuda::driver::download::Append;
 use crate::device::cuda::driver::gpu::Gpu;
 use crate::device::cuda::driver::launch::{Counted, LaunchThrottle};
 use crate::device::cuda::driver::memory::Buffer;
@@ -330,32 +330,25 @@ impl Search {
         }
         let redone = self.redone(gpu)?;
         let work = self.account.settle(redone)?;
-        let (stream, from) = (&gpu.compute, distances.slice());
-        let mut to_rows = ReservedTail::new(&mut to.rows, count);
-        let rows = DownloadPart { from: rows.slice(), to: &mut to_rows };
+        let from = distances.slice();
+        let rows = Append { from: rows.slice(), to: ReservedTail::new(&mut to.rows, count) };
+        let (stream, downloader) = (&gpu.compute, &gpu.downloader);
         match (&mut to.distances, self.outcome) {
             (Distances::F64(to), Some(outcome)) => {
-                let mut to = ReservedTail::of_sums(to, count, outcome);
-                let distances = DownloadPart { from, to: &mut to };
-                gpu.downloader.fill(stream, &mut [rows, distances], job)?;
-                to.close();
-            }
-            (Distances::F32(to), _) => {
-                let mut to = ReservedTail::new(to, count);
-                let distances = DownloadPart { from, to: &mut to };
-                gpu.downloader.fill(stream, &mut [rows, distances], job)?;
-                to.close();
+                let to = ReservedTail::of_sums(to, count, outcome);
+                downloader.append_both(stream, rows, Append { from, to }, job)?;
             }
             (Distances::F64(to), None) => {
-                let mut to = ReservedTail::new(to, count);
-                let distances = DownloadPart { from, to: &mut to };
-                gpu.downloader.fill(stream, &mut [rows, distances], job)?;
-                to.close();
+                let to = ReservedTail::new(to, count);
+                downloader.append_both(stream, rows, Append { from, to }, job)?;
+            }
+            (Distances::F32(to), _) => {
+                let to = ReservedTail::new(to, count);
+                downloader.append_both(stream, rows, Append { from, to }, job)?;
             }
         }
-        to_rows.close();
         if self.outcome.is_some() {
-            // No row matters that is not listed.
+            // No unlisted row matters.
             to.last.resize(to.last.len() + self.lists.queries, f32::NAN);
         }
         to.per_query = per_query;

@@ -34,8 +34,8 @@ const MOST_BOUNDED: usize = 16;
 const CRUMB: f64 = 0.25;
 
 /// Entries of a query's list: k neighbours and at least 2.75 times as many candidates; a power of
-/// two, because the sort needs one. (Three times as many would double the memory for lists of a
-/// few more than a power of two.)
+/// two, because the sort needs one. Three times as many would double the slots of lists that are a
+/// few longer than a power of two, as those of k = 1,024 are.
 pub(super) fn slots(k: usize) -> usize {
     (4 * k - k / 4).max(2 * PANEL).next_power_of_two()
 }
@@ -269,7 +269,7 @@ mod tests {
     fn lists_have_room_for_a_panel_of_candidates() {
         for k in [1, 2, 5, 31, 32, 33, 63, 64, 65, 100, 1000, 1024, 4096, 20_000, 1_000_000] {
             assert!(slots(k).is_power_of_two());
-            assert!(slots(k) - k >= PANEL && slots(k) - k >= 2 * k, "k = {k}");
+            assert!(slots(k) - k >= PANEL && 4 * (slots(k) - k) >= 11 * k, "k = {k}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Rows on a GPU, in the layouts that calls have needed.
 
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaEvent;
@@ -51,6 +51,7 @@ impl Layouts {
     pub(super) fn forget_exact(&self) {
         *lock(&self.plain) = None;
         *lock(&self.given) = None;
+        self.was_ranked.store(false, Ordering::Relaxed);
     }
 }
 
