@@ -666,6 +666,26 @@ mod tests {
     }
 
     #[test]
+    fn a_row_behind_the_sample_makes_sums_inexact() {
+        let numbers = |count: usize, last: f32| {
+            let whole = (0..count * 5 - 1).map(|i| (i % 35) as f32);
+            let values = whole.chain([last]).collect();
+            Rows::all(Arc::new(Matrix::new(Elements::F32(values), count, 5)))
+        };
+        let (device, job) = (Arc::new(CpuDevice::new()), Job::default());
+        for (base, queries, expected) in [(3.0, 3.0, true), (0.1, 3.0, false), (3.0, 0.1, false)] {
+            let (base, queries) = (numbers(900, base), numbers(600, queries));
+            let open = |metric| ExactSearch::open(device.clone(), base.clone(), metric, 3, &job);
+            let search = open(Metric::L2).expect("small");
+            assert_eq!(search.are_sums_exact(&queries), expected);
+            // Fewer pairs than rows are ranked without examining the rows.
+            assert!(!search.are_sums_exact(&queries.slice(0..100)));
+            // Directions have square roots.
+            assert!(!open(Metric::Cosine).expect("small").are_sums_exact(&queries));
+        }
+    }
+
+    #[test]
     fn queries_whose_sums_are_exact_are_not_searched_again() {
         let numbers = |count: usize, number: fn(usize) -> f32| {
             let values = (0..count * 5).map(number).collect();
