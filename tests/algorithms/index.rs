@@ -6,7 +6,7 @@ use arrow::array::{
     Array, ArrayRef, BinaryArray, DictionaryArray, Int32Array, Int64Array, RecordBatch,
 };
 use arrow::compute::concat;
-use arrow::datatypes::Int32Type;
+use arrow::datatypes::{Int32Type, Int64Type};
 use datafusion_neighbors::{KnnExact, KnnIndex, Metric, knn_exact};
 use proptest::prelude::*;
 
@@ -122,21 +122,28 @@ fn bases_that_cannot_be_searched_are_named() {
     let bits = batch(&[("v", &bits)]);
     let without = batch(&[("id", &numbers)]);
     let exact = KnnExact::k(1);
-    let cases: [(&[RecordBatch], KnnExact, &str); 7] = [
-        (&[], exact.clone(), "base has no batches"),
-        (&[batch(&[("v", &v)]), bits], exact.clone(), "does not compare the vectors of column v"),
-        (&[without], exact.clone(), "no column of vectors that metric 'l2' compares"),
-        (&[two], exact.clone(), "several columns of vectors (v, w); name one of them"),
-        (&[one.clone()], exact.clone().vector("u"), "no column 'u' in base; it has id, v"),
-        (&[one.clone()], exact.clone().vector("id"), "column id of base holds no vectors"),
+    let sets = arrow::array::ListArray::from_iter_primitive::<Int64Type, _, _>([Some([Some(7)])]);
+    let sets = batch(&[("v", &(Arc::new(sets) as ArrayRef))]);
+    let cases: [(Vec<RecordBatch>, KnnExact, &str); 8] = [
+        (vec![], exact.clone(), "base has no batches"),
+        (vec![bits.clone(), sets], exact.clone().metric(Metric::Jaccard), "all bits or all sets"),
         (
-            &[one],
+            vec![batch(&[("v", &v)]), bits],
+            exact.clone(),
+            "does not compare the vectors of column v",
+        ),
+        (vec![without], exact.clone(), "no column of vectors that metric 'l2' compares"),
+        (vec![two], exact.clone(), "several columns of vectors (v, w); name one of them"),
+        (vec![one.clone()], exact.clone().vector("u"), "no column 'u' in base; it has id, v"),
+        (vec![one.clone()], exact.clone().vector("id"), "column id of base holds no vectors"),
+        (
+            vec![one],
             exact.vector("v").metric(Metric::Hamming),
             "does not compare the vectors of column v",
         ),
     ];
     for (batches, params, expected) in cases {
-        let error = KnnIndex::build(&cpu(), batches, &params).expect_err("no base").to_string();
+        let error = KnnIndex::build(&cpu(), &batches, &params).expect_err("no base").to_string();
         assert!(error.contains(expected), "{error}");
     }
     let k0 = KnnIndex::build(&cpu(), &[batch(&[("v", &v)])], &KnnExact::k(0));
