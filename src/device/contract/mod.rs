@@ -11,9 +11,9 @@ mod search;
 use std::ops::AddAssign;
 use std::time::Duration;
 
-pub use dbscan::{
-    CertainSquares, Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Within,
-};
+#[cfg(feature = "cuda")]
+pub use dbscan::CertainSquares;
+pub use dbscan::{Components, DbscanDevice, DbscanInput, DbscanWork, NOISE, Within};
 pub use hashing::{
     BucketTask, Buckets, Hashes, HashingDevice, NearestInBuckets, ProbeSet, Ranges, SelfRows,
     Starts, TableRows, TablesBuilt,
