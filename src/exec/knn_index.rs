@@ -44,10 +44,10 @@ use crate::rows::Rows;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct KnnIndex(Arc<Shared>);
+pub struct KnnIndex(Arc<SharedBase>);
 
 /// The base and its parameters, shared by all clones of an index.
-struct Shared {
+struct SharedBase {
     device: AnyDevice,
     params: KnnParams,
     batches: Vec<RecordBatch>,
@@ -96,7 +96,7 @@ impl KnnIndex {
             }
             kind = common_kind(kind, other);
         }
-        let shared = Shared {
+        let shared = SharedBase {
             device: device.clone(),
             params: knn,
             batches: batches.to_vec(),
@@ -132,7 +132,7 @@ impl KnnIndex {
 
 impl fmt::Debug for KnnIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { device, params, batches, vector, .. } = &*self.0;
+        let SharedBase { device, params, batches, vector, .. } = &*self.0;
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
         f.debug_struct("KnnIndex")
             .field("device", &device.info().name)
@@ -143,7 +143,7 @@ impl fmt::Debug for KnnIndex {
     }
 }
 
-impl Shared {
+impl SharedBase {
     /// The base in an element kind. Callers at the same time may both read it, and one of the results
     /// is kept: a lock held meanwhile could block the thread pool that reads.
     fn prepared(&self, kind: ElementKind) -> Result<Arc<PreparedBase>> {
