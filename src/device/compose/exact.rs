@@ -1,11 +1,12 @@
 //! Exact search: candidates from a device's approximate distances, reranked by exact distance.
 //!
-//! A device lists more candidates than requested, unless its sums are exact. Their exact distances are computed and sorted: on
-//! the device, if it holds the whole base and it [can](SearchDevice::new_exact_lists), or on the
-//! host. A list is certain if the error bounds of the device's sums prove that every unlisted row
-//! is farther than the k-th neighbour. Queries with uncertain lists, because of a large number of
-//! near-ties with the k-th neighbour, are searched again: first for a longer list, then by sums in
-//! float64, which are exact distances, and finally by the exact distances of all rows.
+//! A device lists more candidates than requested, unless its sums are exact. Their exact distances
+//! are computed and sorted: on the device, if it holds the whole base and it
+//! [can](SearchDevice::new_exact_lists), or on the host. A list is certain if the error bounds of
+//! the device's sums prove that every unlisted row is farther than the k-th neighbour. Queries with
+//! uncertain lists, because of a large number of near-ties with the k-th neighbour, are searched
+//! again: first for a longer list, then by sums in float64, which are exact distances, and finally
+//! by the exact distances of all rows.
 
 use std::sync::{Arc, OnceLock};
 

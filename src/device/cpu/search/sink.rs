@@ -54,8 +54,8 @@ pub(super) trait Sink<T>: Send + Sync {
 /// Up to this k, a list is kept in order, so that each neighbour lowers the threshold at once.
 const MOST_IN_ORDER: usize = 32;
 
-/// The top-k list of a query: it keeps the k smallest pairs offered, up to [`MOST_IN_ORDER`] in order, more in a buffer that is
-/// cut back to k whenever it fills.
+/// The top-k list of a query: it keeps the k smallest pairs offered, up to [`MOST_IN_ORDER`] in order, more in a buffer
+/// that is cut back to k whenever it fills.
 #[derive(Debug, Clone)]
 pub(super) struct TopK<T> {
     k: usize,
