@@ -31,8 +31,8 @@ pub trait Budget: Send + Sync {
     /// Counts bytes as free again.
     fn shrink(&self, bytes: usize);
 
-    /// Evicts caches, in host and device memory. Returns whether there were any.
-    fn evict_idle(&self) -> bool {
+    /// Evicts caches, or one of them, from device memory. Returns whether there were any.
+    fn evict_from_device(&self) -> bool {
         false
     }
 }
@@ -162,20 +162,22 @@ impl Job {
         }
     }
 
-    /// Does work; if it runs out of device memory, retries once after evicting caches.
+    /// Does work; as long as it runs out of device memory, caches are evicted, and it runs again.
     ///
     /// # Errors
     /// Those of the work.
     pub fn retry_after_eviction<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-        match work() {
-            Err(Error::DeviceMemory { .. }) if self.evict_idle() => work(),
-            done => done,
+        loop {
+            match work() {
+                Err(Error::DeviceMemory { .. }) if self.evict_from_device() => {}
+                done => return done,
+            }
         }
     }
 
-    /// Evicts caches. Returns whether there were any.
-    pub fn evict_idle(&self) -> bool {
-        self.budget.as_ref().is_some_and(|budget| budget.evict_idle())
+    /// Evicts caches, or one of them, from device memory. Returns whether there were any.
+    pub fn evict_from_device(&self) -> bool {
+        self.budget.as_ref().is_some_and(|budget| budget.evict_from_device())
     }
 
     /// Counts bytes that are about to be allocated; `what` names them in the error.

@@ -80,7 +80,9 @@ pub use algo::dbscan::Density;
 pub use algo::kmeans::{Clustering, Init};
 pub use device::{AnyDevice, DeviceChoice, DeviceInfo, devices, why_no_gpu};
 pub use error::{Error, Result, RowProblem};
-pub use exec::{Dbscan, KMeans, KnnExact, KnnIndex, KnnLsh, dbscan, kmeans, knn_exact, knn_lsh};
+pub use exec::{
+    CacheLimit, Dbscan, KMeans, KnnExact, KnnIndex, KnnLsh, dbscan, kmeans, knn_exact, knn_lsh,
+};
 pub use matrix::{Elements, Matrix};
 pub use metric::Metric;
 pub use sql::{
@@ -96,8 +98,9 @@ pub mod plan {
     pub use crate::algo::kmeans::KMeansParams;
     pub use crate::algo::knn::{KnnParams, LshParams};
     pub use crate::exec::{
-        DbscanExec, DbscanOutput, DbscanSpec, InputExec, KMeansExec, KMeansOutput, KMeansSpec,
-        KnnExec, KnnSpec, OrderedConcatExec, RowNumberExec, VectorColumn,
+        BaseCache, CachedBaseInfo, DbscanExec, DbscanOutput, DbscanSpec, EvictingPool, InputExec,
+        KMeansExec, KMeansOutput, KMeansSpec, KnnExec, KnnSpec, OrderedConcatExec, RowNumberExec,
+        VectorColumn,
     };
     pub use crate::sql::{
         DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode, LshArguments,

@@ -67,6 +67,11 @@ pub trait Device: SearchDevice + KMeansDevice + DbscanDevice + Host + sealed::Se
     fn peak_memory(&self) -> u64 {
         0
     }
+
+    /// The bytes of device memory now allocated through this handle.
+    fn memory_in_use(&self) -> u64 {
+        0
+    }
 }
 
 /// A device beside a host, which computes some of its results.
@@ -269,6 +274,18 @@ impl AnyDevice {
             }
         }
         self.run(Peak)
+    }
+
+    /// The bytes of device memory now allocated through this handle.
+    pub fn memory_in_use(&self) -> u64 {
+        struct InUse;
+        impl OnDevice for InUse {
+            type Output = u64;
+            fn run<D: Device>(self, device: &Arc<D>) -> u64 {
+                device.memory_in_use()
+            }
+        }
+        self.run(InUse)
     }
 
     /// Prepares the device for a search: see `SearchDevice::warm_search`.

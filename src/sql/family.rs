@@ -8,6 +8,7 @@ use datafusion::logical_expr::UserDefinedLogicalNode;
 use datafusion::physical_plan::ExecutionPlan;
 
 use super::options::NeighborsOptions;
+use crate::exec::BaseCache;
 
 /// A logical node of a function family.
 pub(super) trait FamilyNode: Send + Sync + 'static {
@@ -20,10 +21,11 @@ pub(super) trait FamilyNode: Send + Sync + 'static {
         &[]
     }
 
-    /// The physical operator over these inputs.
+    /// The physical operator over these inputs; bases stay in the cache of the session, if it has one.
     fn operator(
         &self,
         options: &NeighborsOptions,
+        cache: Option<&Arc<BaseCache>>,
         inputs: &[Arc<dyn ExecutionPlan>],
     ) -> Result<Arc<dyn ExecutionPlan>>;
 }

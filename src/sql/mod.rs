@@ -1,5 +1,6 @@
 //! The SQL interface: functions, settings, and their registration with a session.
 
+mod cache;
 mod call;
 mod clustering;
 mod dbscan;
@@ -66,6 +67,8 @@ pub fn register_all(ctx: &SessionContext) -> Result<()> {
     let mut state = state.write();
     let planner: &dyn Any = state.query_planner().as_ref();
     if planner.is::<planner::NeighborsQueryPlanner>() {
+        drop(state);
+        cache::attach(ctx);
         return Ok(());
     }
     if !has_default_planner(state.query_planner()) {
@@ -80,6 +83,8 @@ pub fn register_all(ctx: &SessionContext) -> Result<()> {
     let id = state.session_id().to_string();
     let builder = SessionStateBuilder::new_from_existing(state.clone()).with_session_id(id);
     *state = install(builder, vec![]).build();
+    drop(state);
+    cache::attach(ctx);
     Ok(())
 }
 
@@ -104,6 +109,8 @@ pub fn register_functions(ctx: &SessionContext) {
     let id = state.session_id().to_string();
     let builder = SessionStateBuilder::new_from_existing(state.clone()).with_session_id(id);
     *state = add_functions(builder).build();
+    drop(state);
+    cache::attach(ctx);
 }
 
 /// The default planner's type is private; its name is not.
@@ -167,12 +174,14 @@ fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     }));
     let listing = TableFunction::new(LISTING.to_string(), Arc::new(listing::Listing));
     tables.insert(LISTING.to_string(), Arc::new(listing));
+    let cached = TableFunction::new(cache::NAME.to_string(), Arc::new(cache::CacheTable));
+    tables.insert(cache::NAME.to_string(), Arc::new(cached));
     let windows = builder.window_functions().get_or_insert_with(Vec::new);
     let ours =
         functions::WINDOWS.iter().map(|ours| WindowUDF::from(window::GroupWindowUdf::new(ours)));
     windows.extend(ours.map(Arc::new));
     builder.analyzer_rules().get_or_insert_with(Vec::new).push(Arc::new(window::WindowForm));
-    builder = index::install(builder);
+    builder = cache::install(index::install(builder));
     let scalars = builder.scalar_functions().get_or_insert_with(Vec::new);
     scalars.extend(distance::functions().map(Arc::new));
     builder

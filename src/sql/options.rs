@@ -10,6 +10,7 @@ use datafusion::error::Result;
 use datafusion::prelude::SessionContext;
 
 use crate::device::DeviceChoice;
+use crate::exec::CacheLimit;
 
 /// The settings of a session, under the prefix `neighbors.`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
@@ -25,6 +26,8 @@ pub struct NeighborsOptions {
     pub seed: u64,
     /// `neighbors.input_order`: the order of input rows.
     pub input_order: InputOrder,
+    /// `neighbors.cache`: the memory for bases that stay between statements.
+    pub cache: CacheLimit,
 }
 
 /// The order of an input's rows, which decides ties, seeds and labels.
@@ -45,6 +48,7 @@ impl Default for NeighborsOptions {
             batch_rows: 131_072,
             seed: 0,
             input_order: InputOrder::Exact,
+            cache: CacheLimit::Auto,
         }
     }
 }
@@ -57,6 +61,8 @@ const BATCH_ROWS: &str = "query rows searched together";
 const SEED: &str = "of what is drawn at random where a call names no seed";
 const INPUT_ORDER: &str = "the order of inputs: exact (as one thread reads them) or any (as \
                            DataFusion plans them; ties, seeds and labels may then vary)";
+const CACHE: &str = "memory for bases that stay between statements: auto (a quarter of the pool's \
+                     limit, or of the available memory), 4G, or 0 for none";
 
 impl NeighborsOptions {
     /// The settings of a session; the defaults if it has none.
@@ -90,7 +96,7 @@ impl ExtensionOptions for NeighborsOptions {
         }
         match key {
             "device" => self.device = value.parse::<DeviceChoice>()?,
-            "device_memory" => self.device_memory = parse_bytes(value)?,
+            "device_memory" => self.device_memory = parse_bytes(key, "bytes", value)?,
             "batch_rows" => self.batch_rows = parse_number(key, value, 1)?,
             "seed" => self.seed = parse_number(key, value, 0)?,
             "input_order" => {
@@ -102,6 +108,12 @@ impl ExtensionOptions for NeighborsOptions {
                             "neighbors.input_order is '{value}'; accepted are exact and any"
                         );
                     }
+                };
+            }
+            "cache" => {
+                self.cache = match value.trim() {
+                    auto if auto.eq_ignore_ascii_case("auto") => CacheLimit::Auto,
+                    _ => CacheLimit::Bytes(parse_bytes(key, "auto, bytes", value)?),
                 };
             }
             _ => return self.unknown(key),
@@ -125,6 +137,7 @@ impl ExtensionOptions for NeighborsOptions {
             entry("batch_rows", self.batch_rows.to_string(), BATCH_ROWS),
             entry("seed", self.seed.to_string(), SEED),
             entry("input_order", order.to_string(), INPUT_ORDER),
+            entry("cache", self.cache.to_string(), CACHE),
         ]
     }
 }
@@ -152,13 +165,14 @@ impl NeighborsOptions {
     }
 
     fn reset(&mut self, key: &str) -> Result<()> {
-        let Self { device, device_memory, batch_rows, seed, input_order } = Self::default();
+        let Self { device, device_memory, batch_rows, seed, input_order, cache } = Self::default();
         match key {
             "device" => self.device = device,
             "device_memory" => self.device_memory = device_memory,
             "batch_rows" => self.batch_rows = batch_rows,
             "seed" => self.seed = seed,
             "input_order" => self.input_order = input_order,
+            "cache" => self.cache = cache,
             _ => return self.unknown(key),
         }
         Ok(())
@@ -184,13 +198,13 @@ fn parse_number<T: FromStr + PartialOrd + From<u8>>(
 }
 
 /// Parses a size in DataFusion's notation, `512M` or `1.5G`; or 0.
-fn parse_bytes(value: &str) -> Result<u64> {
+fn parse_bytes(key: &str, accepted: &str, value: &str) -> Result<u64> {
     if value.trim() == "0" {
         return Ok(0);
     }
     let bytes = match value.trim().parse::<u64>() {
         Ok(bytes) => Some(bytes),
-        Err(_) => SessionContext::parse_capacity_limit("neighbors.device_memory", value.trim())
+        Err(_) => SessionContext::parse_capacity_limit(key, value.trim())
             .ok()
             // Larger sizes saturate.
             .filter(|bytes| *bytes < usize::MAX)
@@ -198,7 +212,7 @@ fn parse_bytes(value: &str) -> Result<u64> {
     };
     bytes.ok_or_else(|| {
         plan_datafusion_err!(
-            "neighbors.device_memory is '{value}'; accepted are bytes, or numbers with K, M or G"
+            "neighbors.{key} is '{value}'; accepted are {accepted}, or numbers with K, M or G"
         )
     })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
 use datafusion::common::utils::datafusion_strsim::levenshtein;
-use datafusion::common::{internal_err, plan_err};
+use datafusion::common::{TableReference, internal_err, plan_err};
 use datafusion::datasource::ViewTable;
 use datafusion::error::Result;
 use datafusion::execution::context::QueryPlanner;
@@ -13,11 +13,12 @@ use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext
 use datafusion::logical_expr::planner::{
     PlannedRelation, RelationPlanner, RelationPlannerContext, RelationPlanning,
 };
-use datafusion::logical_expr::{LogicalPlan, UserDefinedLogicalNode};
+use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder, UserDefinedLogicalNode};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, ExtensionPlanner, PhysicalPlanner};
 use datafusion::sql::sqlparser::ast;
 
+use super::cache;
 use super::call::{
     Arguments, Function, LISTING, from_expr, is_table_function, resolve_in, table_by_name,
 };
@@ -37,6 +38,12 @@ impl RelationPlanner for FunctionPlanner {
         relation: ast::TableFactor,
         context: &mut dyn RelationPlannerContext,
     ) -> Result<RelationPlanning> {
+        if let ast::TableFactor::Table { name, args: None, alias, .. } = &relation
+            && let Some(plan) = cache_table(name, context)?
+        {
+            let planned = PlannedRelation::new(plan, alias.clone());
+            return Ok(RelationPlanning::Planned(Box::new(planned)));
+        }
         if let ast::TableFactor::Table { name, args: Some(_), .. } = &relation
             && let Some(meant) = misspelt(name, context)
         {
@@ -77,6 +84,20 @@ impl RelationPlanner for FunctionPlanner {
     }
 }
 
+/// The table `neighbors_cache`, written without parentheses, unless the session has such a table.
+fn cache_table(
+    name: &ast::ObjectName,
+    context: &dyn RelationPlannerContext,
+) -> Result<Option<LogicalPlan>> {
+    let provider = context.context_provider();
+    let is_cache = name.0.len() == 1 && last_name(name).is_some_and(|name| name == cache::NAME);
+    if !is_cache || provider.get_table_source(TableReference::bare(cache::NAME)).is_ok() {
+        return Ok(None);
+    }
+    let source = provider.get_table_function_source(cache::NAME, vec![])?;
+    LogicalPlanBuilder::scan(cache::NAME, source, None)?.build().map(Some)
+}
+
 /// Whether the last part of a name is one of this crate's functions. A qualified name is reported
 /// as an error later.
 fn is_ours(name: &ast::ObjectName) -> bool {
@@ -93,7 +114,10 @@ fn last_name(name: &ast::ObjectName) -> Option<String> {
 /// The function of this crate that a misspelt name probably means.
 fn misspelt(name: &ast::ObjectName, context: &dyn RelationPlannerContext) -> Option<&'static str> {
     let name = last_name(name).filter(|name| functions::find(name).is_none())?;
-    let names = functions::TABLE.iter().map(|function| function.signature.name).chain([LISTING]);
+    let names = functions::TABLE
+        .iter()
+        .map(|function| function.signature.name)
+        .chain([LISTING, cache::NAME]);
     let edits = |known: &str| match known.starts_with(&name) && name.len() > 2 {
         true => 1,
         false => levenshtein(known, &name),
@@ -163,7 +187,7 @@ impl ExtensionPlanner for NeighborsPlanner {
             }
             check_bounded(name, input)?;
         }
-        node.operator(&options, &inputs).map(Some)
+        node.operator(&options, cache::of(session).as_ref(), &inputs).map(Some)
     }
 }
 
@@ -196,6 +220,7 @@ impl QueryPlanner for NeighborsQueryPlanner {
         plan: &LogicalPlan,
         session: &dyn Session,
     ) -> Result<Arc<dyn ExecutionPlan>> {
+        cache::sweep(session);
         let mut planners = self.others.clone();
         planners.push(Arc::new(NeighborsPlanner));
         let planner = DefaultPhysicalPlanner::with_extension_planners(planners);

@@ -651,7 +651,7 @@ impl<T: Send> Budget for Evictable<T> {
 
     fn shrink(&self, _bytes: usize) {}
 
-    fn evict_idle(&self) -> bool {
+    fn evict_from_device(&self) -> bool {
         self.0.lock().is_ok_and(|mut value| value.take().is_some())
     }
 }

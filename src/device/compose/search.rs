@@ -90,7 +90,8 @@ impl<D: SearchDevice> StreamedSearch<D> {
         let search = Self { device, metric, k, base, resident: Mutex::default() };
         let Self { device, base, .. } = &search;
         let fits = || base.len() <= device.capacity(&search.shape()).base;
-        if !base.is_empty() && (fits() || job.evict_idle() && fits()) {
+        while !base.is_empty() && !fits() && job.evict_from_device() {}
+        if !base.is_empty() && fits() {
             let rows = device.rows(base, metric);
             match job.retry_after_eviction(|| device.prepare(&rows, RowUse::Base { k }, job)) {
                 Ok(()) => *search.resident() = Some(Arc::new(rows)),

@@ -63,4 +63,8 @@ impl Device for CudaDevice {
     fn peak_memory(&self) -> u64 {
         self.memory.peak()
     }
+
+    fn memory_in_use(&self) -> u64 {
+        self.memory.used()
+    }
 }

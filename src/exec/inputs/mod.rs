@@ -16,6 +16,7 @@
 //!
 //! The result is an [`InputExec`], a leaf, which outer rules leave as it is.
 
+mod identity;
 mod input_exec;
 mod optimizer_rules;
 mod ordered_concat;
@@ -39,6 +40,7 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::physical_planner::PhysicalPlanner;
 
+pub(super) use identity::{FileVersion, InputIdentity};
 pub(super) use input_exec::has_limit;
 pub use input_exec::{InputExec, ShowInputs};
 use optimizer_rules::{Finish, FloatExtremes, Isolate};

@@ -1,11 +1,15 @@
 //! The base of a join: read once, then indexed or uploaded on a device.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use arrow::array::{ArrayRef, make_array};
 use arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
-use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
+use datafusion::execution::TaskContext;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
+use datafusion::physical_plan::ExecutionPlan;
 
+use super::cache::{BaseKey, BaseMemory, CachedBase, OpenCache};
 use super::output::Carried;
 use super::spec::KnnSpec;
 use super::stored_base::{SearchHandle, Selected, SelectedInput, Stored, StoredOpening, select};
@@ -16,13 +20,15 @@ use crate::exec::operator::device_selection::{
 };
 use crate::exec::operator::drain::{InputStreams, read_rows};
 use crate::exec::operator::phases::Phases;
-use crate::exec::operator::streams::{BatchReservation, blocking, computing};
+use crate::exec::operator::streams::{BatchReservation, PoolBudget, blocking, computing};
 use crate::exec::read::batch_reader::ReadRows;
+use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::row_assembler::Retention;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
-use crate::job::{Job, Phase, Reserved, Watch};
+use crate::job::{Job, Phase, Watch};
 use crate::matrix::ElementKind;
+use crate::parallel::lock;
 use crate::rows::Rows;
 
 /// The parameters and the metrics of one execution.
@@ -48,6 +54,30 @@ pub(super) struct KnnExecution {
     pub fetch: Option<usize>,
     /// The number of queries expected from statistics.
     pub expected: Option<usize>,
+    /// Records whether the base was in memory.
+    pub residence: BaseResidence,
+}
+
+/// Whether the base of an execution was in memory, and the bytes that stay there, for EXPLAIN
+/// ANALYZE.
+#[derive(Debug, Clone, Default)]
+pub(super) struct BaseResidence(Arc<Mutex<Option<(bool, u64)>>>);
+
+impl BaseResidence {
+    /// What is known after execution.
+    pub fn known(&self) -> Option<(bool, u64)> {
+        *lock(&self.0)
+    }
+
+    fn set(&self, was_resident: bool, bytes: u64) {
+        *lock(&self.0) = Some((was_resident, bytes));
+    }
+
+    fn set_bytes(&self, bytes: u64) {
+        if let Some((_, before)) = &mut *lock(&self.0) {
+            *before = bytes;
+        }
+    }
 }
 
 impl KnnExecution {
@@ -92,8 +122,9 @@ pub(super) struct Base {
     /// The queries that LSH parameters are tuned on, until they are set, and whether they are rows
     /// of the base.
     pub sample: (Rows, QueryRows),
-    _carried: Arc<MemoryReservation>,
-    _rows: Vec<Reserved>,
+    /// The same base in the cache of the session, and that cache, if it stays there.
+    cached: Option<(Arc<CachedBase>, OpenCache)>,
+    memory: Arc<BaseMemory>,
 }
 
 /// A search that is open on a device.
@@ -107,23 +138,25 @@ pub(super) struct DeviceSearch {
 
 impl Base {
     /// The base with its carried columns and their reservations.
-    fn new(
-        rows: Rows,
-        carried: Carried,
-        held: Arc<MemoryReservation>,
-        reserved: Vec<Reserved>,
-    ) -> Self {
+    fn new(rows: Rows, carried: Arc<Carried>, memory: Arc<BaseMemory>) -> Self {
         Self {
             sample: (rows.slice(0..0), QueryRows::default()),
             rows,
-            carried: Arc::new(carried),
+            carried,
             search: None,
             selected: None,
             lsh: None,
             training: None,
-            _carried: held,
-            _rows: reserved,
+            cached: None,
+            memory,
         }
+    }
+
+    /// The base in the cache, which stays there while this is used.
+    fn of_cache(cached: Arc<CachedBase>, cache: OpenCache) -> Self {
+        let (rows, carried) = (cached.rows.clone(), cached.carried.clone());
+        let base = Self::new(rows, carried, cached.memory.clone());
+        Self { cached: Some((cached, cache)), ..base }
     }
 
     /// Converts row numbers of a stored index to positions among the base's rows with vectors.
@@ -146,6 +179,9 @@ impl Base {
             return Ok(search.clone());
         }
         phases.enter(Phase::Prepare);
+        if let Some(search) = self.cached_search(execution, None) {
+            return Ok(search);
+        }
         let width = self.rows.matrix().width().max(1) as f64;
         let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
         let KnnSpec { device: choice, device_memory, .. } = *execution.spec;
@@ -162,12 +198,35 @@ impl Base {
             Ok((device, info))
         })
         .await?;
+        if let Some(search) = self.cached_search(execution, Some(&info.name)) {
+            return Ok(search);
+        }
         if info.memory.is_some() {
             phases.enter(Phase::Upload);
         }
         let search = self.open(execution, device, job).await?;
         phases.enter(Phase::Prepare);
         Ok(search)
+    }
+
+    /// A search that an earlier statement opened on this device or, before one is chosen, on a GPU.
+    fn cached_search(
+        &mut self,
+        execution: &KnnExecution,
+        device: Option<&str>,
+    ) -> Option<DeviceSearch> {
+        let KnnSpec { device: choice, device_memory, params, .. } = *execution.spec;
+        let (cached, _) = self.cached.as_ref().filter(|_| self.lsh.is_none())?;
+        let search = cached.search(params.k(), device_memory, device.ok_or(choice))?;
+        execution.device.set(&search.device);
+        Some(self.search.insert(search).clone())
+    }
+
+    /// Closes a search whose device failed.
+    pub fn close(&mut self) {
+        if let (Some(failed), Some((cached, _))) = (self.search.take(), &self.cached) {
+            cached.forget_searches_on(&failed.device.info().name);
+        }
     }
 
     /// Opens the search on `device`, or on the CPU if that fails and fallback is allowed.
@@ -178,7 +237,12 @@ impl Base {
         job: &Job,
     ) -> Result<DeviceSearch> {
         let KnnSpec { device: choice, params, .. } = *execution.spec;
-        let (rows, label, job) = (self.rows.clone(), execution.device.clone(), job.clone());
+        let (rows, label) = (self.rows.clone(), execution.device.clone());
+        // What stays in the cache is reserved for it.
+        let job = match (&self.memory.budget, &self.cached) {
+            (Some(budget), Some(_)) => job.clone().with_budget(budget.clone()),
+            _ => job.clone(),
+        };
         let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
         let training = self.training.as_ref().map(|training| training.rows.clone());
         if let (Some(stored), Some(selected), Some(lsh)) = (&execution.stored, &self.selected, &lsh)
@@ -217,7 +281,14 @@ impl Base {
             self.sample.0 = self.rows.slice(0..0);
         }
         let uploaded = device.info().memory.is_some();
-        self.search.insert(DeviceSearch { device, search, uploaded }).clone()
+        let search = DeviceSearch { device, search, uploaded };
+        if let Some((cached, cache)) = self.cached.as_ref().filter(|_| self.lsh.is_none()) {
+            let KnnSpec { device_memory, params, .. } = *execution.spec;
+            cached.keep_search(params.k(), device_memory, &search);
+            cache.trim(cached);
+            execution.residence.set_bytes(cached.host_bytes());
+        }
+        self.search.insert(search).clone()
     }
 }
 
@@ -227,10 +298,34 @@ pub(super) struct ReservedInput {
     pub reservation: MemoryReservation,
 }
 
-/// Reads the base, and the rows that hyperplanes are trained on, if a relation gives them.
+/// The plan of a base, before it is read.
+pub(super) struct BaseInput {
+    pub input_columns: InputColumns,
+    /// The columns that `input_columns` refers to: those of the plan, possibly more.
+    pub schema: SchemaRef,
+    pub plan: Arc<dyn ExecutionPlan>,
+    pub context: Arc<TaskContext>,
+    /// The cache of the session, and what decides the rows, if that is known.
+    pub cache: Option<(OpenCache, BaseKey)>,
+}
+
+impl BaseInput {
+    fn start(&self) -> Result<ReservedInput> {
+        let Self { input_columns, schema, plan, context, .. } = self;
+        let streams = InputStreams::start(input_columns, schema, plan, context)?;
+        Ok(ReservedInput { streams, reservation: self.reserve("KnnExec base") })
+    }
+
+    fn reserve(&self, name: &str) -> MemoryReservation {
+        MemoryConsumer::new(name).register(self.context.memory_pool())
+    }
+}
+
+/// Reads the base, unless it is in memory, and the rows that hyperplanes are trained on, if a
+/// relation gives them.
 pub(super) async fn read(
     execution: &KnnExecution,
-    base: ReservedInput,
+    base: BaseInput,
     training: Option<ReservedInput>,
     phases: &Phases,
     job: &Job,
@@ -240,25 +335,59 @@ pub(super) async fn read(
             .for_search()
     };
     let mut base = match &execution.stored {
-        Some(stored) => of_index(execution, stored, base, phases, job).await?,
+        Some(stored) => of_index(execution, stored, base.start()?, phases, job).await?,
         None => {
             let vectors = reader("base", &execution.spec.base_vector);
-            collect_rows(base, vectors, phases, job).await?
+            cached_or_read(execution, base, vectors, phases, job).await?
         }
     };
     base.lsh = execution.spec.lsh.clone();
     if let (Some(training), Some(vector)) = (training, &execution.spec.training_vector) {
         let vectors = reader("training", vector);
-        let rows = collect_rows(training, vectors, phases, job).await?;
+        let rows = collect_rows(training, vectors, None, phases, job).await?;
         base.training = Some(Box::new(rows));
     }
     Ok(base)
 }
 
-/// Reads the rows of an input and its carried columns.
+/// The base in the cache; a base that is not there is read, and stays there if it may.
+async fn cached_or_read(
+    execution: &KnnExecution,
+    mut base: BaseInput,
+    reader: VectorReader,
+    phases: &Phases,
+    job: &Job,
+) -> Result<Base> {
+    let Some((cache, key)) = base.cache.take() else {
+        return collect_rows(base.start()?, reader, None, phases, job).await;
+    };
+    phases.enter(Phase::Read);
+    // Files that cannot be looked at are reported when they are read.
+    let Ok(before) = key.identity.versions(&base.context).await else {
+        return collect_rows(base.start()?, reader, None, phases, job).await;
+    };
+    if let Some(cached) = cache.find(&key, &before) {
+        execution.residence.set(true, cached.host_bytes());
+        return Ok(Base::of_cache(cached, cache));
+    }
+    let budget = Arc::new(PoolBudget(base.reserve("neighbors cache")));
+    let job = job.clone().with_budget(budget.clone());
+    let read = collect_rows(base.start()?, reader, Some(budget), phases, &job).await?;
+    let after = key.identity.versions(&base.context).await.unwrap_or_default();
+    if !key.identity.may_keep(&before, &after) {
+        return Ok(read);
+    }
+    let Base { rows, carried, memory, .. } = read;
+    let cached = cache.keep(key, before, rows, carried, memory);
+    execution.residence.set(false, cached.host_bytes());
+    Ok(Base::of_cache(cached, cache))
+}
+
+/// Reads the rows of an input and its carried columns; for the cache, within its budget.
 async fn collect_rows(
     ReservedInput { streams, reservation }: ReservedInput,
     reader: VectorReader,
+    cache: Option<Arc<PoolBudget>>,
     phases: &Phases,
     job: &Job,
 ) -> Result<Base> {
@@ -268,14 +397,24 @@ async fn collect_rows(
         (Retention { omits_vectors: true, held }, streams.input_columns.carried.len());
     let (read, batches) = read_rows(streams, reader, retention, phases, job).await?;
     let ReadRows { rows, positions, reserved } = read;
+    let stays = cache.is_some();
     let carried = blocking(move || {
         let mut carried = Carried::new(number);
-        batches.iter().for_each(|batch| carried.push(batch.columns().to_vec(), batch.num_rows()));
+        for batch in batches {
+            // The cache sees by an array's owners whether its table still exists: it is not one.
+            let own = |array: &ArrayRef| match stays {
+                true => make_array(array.to_data()),
+                false => array.clone(),
+            };
+            carried.push(batch.columns().iter().map(own).collect(), batch.num_rows());
+        }
         carried.positions = positions;
-        Ok(carried)
+        Ok(Arc::new(carried))
     });
     let carried = carried.await?;
-    Ok(Base::new(rows, carried, reservation, reserved.into_iter().collect()))
+    let memory =
+        BaseMemory { carried: reservation, _rows: reserved.into_iter().collect(), budget: cache };
+    Ok(Base::new(rows, carried, Arc::new(memory)))
 }
 
 /// Reads the rows of a stored index.
@@ -291,6 +430,7 @@ async fn of_index(
     let is_joined = execution.spec.query_vector.is_none();
     let SelectedInput { selected, carried, rows, reserved } =
         select(stored, streams, execution.kind, is_joined, &held, &execution.pool, job).await?;
-    let base = Base::new(rows, carried, held, reserved);
+    let memory = BaseMemory { carried: held, _rows: reserved, budget: None };
+    let base = Base::new(rows, Arc::new(carried), Arc::new(memory));
     Ok(Base { selected: Some(selected), ..base })
 }

@@ -22,6 +22,7 @@
 //! the pool refuses fails with `ResourcesExhausted`.
 
 mod base;
+mod cache;
 mod metrics;
 mod output;
 mod prefetch;
@@ -41,6 +42,7 @@ use datafusion::common::{
     ColumnStatistics, ScalarValue, Statistics, internal_err, plan_datafusion_err, plan_err,
 };
 use datafusion::error::Result;
+use datafusion::execution::memory_pool::human_readable_size;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{Distribution, EquivalenceProperties, PhysicalExpr};
 use datafusion::physical_plan::empty::EmptyExec;
@@ -54,10 +56,14 @@ use datafusion::physical_plan::{
     PlanProperties,
 };
 
+use self::base::{BaseInput, BaseResidence};
+pub use self::cache::{BaseCache, CacheLimit, CachedBaseInfo};
+use self::cache::{BaseKey, CacheAccess};
 pub use self::spec::{InputFields, KnnSpec, knn_fields};
 use self::stored_base::Stored;
 use crate::algo::knn::Index;
 use crate::device::Shape;
+use crate::exec::inputs::InputIdentity;
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
 use crate::exec::operator::drain::InputStreams;
 use crate::exec::operator::streams::expected_rows;
@@ -65,6 +71,7 @@ use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::{VectorColumn, common_kind};
 use crate::exec::stored::{StoredIndex, stored_index_of, with_row_numbers};
 use crate::index::lsh::BucketSizes;
+use crate::matrix::ElementKind;
 
 /// The nearest base rows of every query, in one partition and in the order of the queries.
 ///
@@ -88,6 +95,9 @@ pub struct KnnExec {
     stored: Option<Stored>,
     /// The number of rows requested.
     fetch: Option<usize>,
+    /// The cache of the session, and whether the base was there.
+    cache: Option<CacheAccess>,
+    residence: BaseResidence,
 }
 
 impl KnnExec {
@@ -135,6 +145,8 @@ impl KnnExec {
             index: Arc::default(),
             stored: None,
             fetch: None,
+            cache: None,
+            residence: BaseResidence::default(),
         })
     }
 
@@ -199,8 +211,16 @@ impl KnnExec {
         Ok(Self { training, ..self })
     }
 
-    fn fetching(self, fetch: Option<usize>) -> Self {
-        Self { fetch, ..self }
+    /// The same search with the bases of earlier statements: they are taken from this cache, and
+    /// stay there within a limit.
+    pub fn with_cache(self, cache: &Arc<BaseCache>, limit: CacheLimit) -> Self {
+        let cache = Some(CacheAccess { cache: Arc::downgrade(cache), limit });
+        Self { cache, ..self }
+    }
+
+    /// This search with the cache of another.
+    fn like(self, other: &Self, fetch: Option<usize>) -> Self {
+        Self { fetch, cache: other.cache.clone(), ..self }
     }
 
     /// The specification: its parameters, and how its inputs are read.
@@ -220,6 +240,39 @@ impl KnnExec {
             }
             (None, Some(lsh)) => format!("lsh ({lsh})"),
             (None, None) => "exact".to_string(),
+        }
+    }
+
+    /// What decides the rows of the base; `None` if that is unknown.
+    fn base_key(&self) -> Option<BaseKey> {
+        if self.stored.is_some() {
+            return None;
+        }
+        let identity = InputIdentity::of(&self.base.1)?;
+        let (vector, metric) = (self.spec.base_vector.clone(), self.spec.params.metric());
+        Some(BaseKey { identity, vector, kind: self.kind(), metric })
+    }
+
+    /// The element type of both sides.
+    fn kind(&self) -> ElementKind {
+        let kind = self.base.0.kind;
+        self.queries.as_ref().map_or(kind, |(queries, _)| common_kind(queries.kind, kind))
+    }
+
+    /// The base for EXPLAIN: its vectors, and whether it is expected in memory or was there, with its
+    /// bytes.
+    fn shown_base(&self) -> String {
+        let vector = format!("[{}]", self.spec.base_vector.names().join(", "));
+        let is_expected = || {
+            let key = self.base_key().zip(self.cache.as_ref());
+            key.is_some_and(|(key, cache)| cache.is_expected(&key))
+        };
+        match self.residence.known() {
+            Some((true, bytes)) => {
+                format!("resident {vector} ({})", human_readable_size(bytes as usize))
+            }
+            None if is_expected() => format!("resident {vector}"),
+            _ => vector,
         }
     }
 
@@ -257,7 +310,7 @@ impl DisplayAs for KnnExec {
         if let Some(vector) = &spec.query_vector {
             shown.push(("queries", format!("[{}]", vector.names().join(", "))));
         }
-        shown.push(("base", format!("[{}]", spec.base_vector.names().join(", "))));
+        shown.push(("base", self.shown_base()));
         match (&self.stored, self.index.get()) {
             (Some(stored), _) => shown.push(("index", stored.shown())),
             (None, Some(_)) => shown.push(("index", "built".to_string())),
@@ -318,7 +371,7 @@ impl ExecutionPlan for KnnExec {
         children: Vec<Arc<dyn ExecutionPlan>>,
         _options: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(self.over(children)?.fetching(self.fetch)))
+        Ok(Arc::new(self.over(children)?.like(&self, self.fetch)))
     }
 
     fn apply_expressions(
@@ -331,7 +384,7 @@ impl ExecutionPlan for KnnExec {
     /// A limit bounds the number of queries that are searched.
     fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
         let children = self.children().into_iter().cloned().collect();
-        Some(Arc::new(self.over(children).ok()?.fetching(fetch)))
+        Some(Arc::new(self.over(children).ok()?.like(self, fetch)))
     }
 
     fn fetch(&self) -> Option<usize> {
@@ -408,15 +461,22 @@ impl ExecutionPlan for KnnExec {
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
         let (input_columns, plan) = &self.base;
-        let base = InputStreams::start(input_columns, &self.base_schema(), plan, &context)?;
         let training = self.training.as_ref().map(start).transpose()?;
-        let kind = self.base.0.kind;
-        let kind =
-            queries.as_ref().map_or(kind, |queries| common_kind(queries.input_columns.kind, kind));
+        let kind = self.kind();
         let base_rows = expected_rows(plan);
         let expected = match &self.queries {
             Some((_, plan)) => expected_rows(plan),
             None => base_rows,
+        };
+        let schema = self.base_schema();
+        let dim = input_columns.known_dim(schema.fields());
+        let cache = self.cache.as_ref().and_then(|cache| cache.open(context.memory_pool()));
+        let base = BaseInput {
+            input_columns: input_columns.clone(),
+            schema,
+            plan: plan.clone(),
+            context: context.clone(),
+            cache: cache.and_then(|cache| Some((cache, self.base_key()?))),
         };
         let (k, rows) = (self.spec.params.k(), base_rows.unwrap_or(usize::MAX));
         let execution = base::KnnExecution {
@@ -424,13 +484,14 @@ impl ExecutionPlan for KnnExec {
             schema: self.schema.clone(),
             kind,
             request: self.device_request(),
-            shape: base.dim.map(|dim| Shape { kind, dim, k, base: rows }),
+            shape: dim.map(|dim| Shape { kind, dim, k, base: rows }),
             device: self.device.clone(),
             index: self.index.clone(),
             stored: self.stored.clone(),
             pool: context.memory_pool().clone(),
             fetch: self.fetch,
             expected,
+            residence: self.residence.clone(),
         };
         Ok(stream::run(
             execution,

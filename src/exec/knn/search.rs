@@ -105,7 +105,7 @@ impl BlockSearch {
             self.metrics.phases.enter(Phase::Prepare);
             self.execution.device.fall_back(&device, error);
             // Frees the failed device's search before its replacement is opened.
-            self.base.search = None;
+            self.base.close();
             self.base.open(&self.execution, AnyDevice::cpu(), &self.job).await?;
             result = self.search_on_device(&block).await?;
         }

@@ -9,7 +9,7 @@ use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
 
-use super::base::{KnnExecution, ReservedInput, read};
+use super::base::{BaseInput, KnnExecution, ReservedInput, read};
 use super::metrics::Metrics;
 use super::prefetch::PrefetchedOutput;
 use super::queries::QueryStream;
@@ -22,7 +22,7 @@ use crate::job::{Cancel, Job};
 /// The streams of the inputs of a join.
 pub(super) struct JoinStreams {
     pub queries: Option<InputStreams>,
-    pub base: InputStreams,
+    pub base: BaseInput,
     /// The rows that hyperplanes are trained on.
     pub training: Option<InputStreams>,
 }
@@ -39,7 +39,6 @@ pub(super) fn run(
     let phases = metrics.phases.clone();
     let reserve = |name: &str| MemoryConsumer::new(name).register(context.memory_pool());
     let reservation = reserve("KnnExec queries");
-    let base = ReservedInput { streams: base, reservation: reserve("KnnExec base") };
     let of_training = reserve("KnnExec training");
     let training = training.map(|streams| ReservedInput { streams, reservation: of_training });
     let batch_size = context.session_config().batch_size();

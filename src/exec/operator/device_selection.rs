@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use datafusion::common::runtime::SpawnedTask;
 
-use super::evictable::evict_idle;
+use super::evictable::{Place, evict_idle};
 use crate::device::{AnyDevice, DeviceChoice};
 use crate::error::{Error, Result};
 use crate::parallel::lock;
@@ -89,10 +89,12 @@ pub(in crate::exec) fn run_or_fall_back<T>(
     label: &DeviceLabel,
     mut run: impl FnMut(&AnyDevice) -> Result<T>,
 ) -> Result<(AnyDevice, T)> {
-    let done = match run(&device) {
-        // Idle indexes on the device are released, then the work runs once more.
-        Err(Error::DeviceMemory { .. }) if evict_idle() => run(&device),
-        done => done,
+    let done = loop {
+        match run(&device) {
+            // Idle memory on the device is released, then the work runs again.
+            Err(Error::DeviceMemory { .. }) if evict_idle(Place::Device) => {}
+            done => break done,
+        }
     };
     match done {
         Err(error) if may_fall_back && error.is_of_device() => {

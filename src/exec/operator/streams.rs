@@ -17,7 +17,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::evictable::{evict_idle, grow};
+use super::evictable::{Place, evict_idle, grow};
 use crate::job::{Budget, Cancel};
 use crate::parallel::{lock, own_threads};
 
@@ -214,8 +214,8 @@ impl Budget for PoolBudget {
         self.0.shrink(bytes);
     }
 
-    fn evict_idle(&self) -> bool {
-        evict_idle()
+    fn evict_from_device(&self) -> bool {
+        evict_idle(Place::Device)
     }
 }
 

@@ -19,7 +19,7 @@ use super::index_file::IndexFile;
 use crate::algo::knn::{LoadedTables, StoredBase, open_stored};
 use crate::device::AnyDevice;
 use crate::error::{Error, Result as OwnResult};
-use crate::exec::operator::evictable::{Evictable, register};
+use crate::exec::operator::evictable::{Evictable, Place, register};
 use crate::exec::operator::streams::{PoolBudget, blocking, computing};
 use crate::exec::read::vector_reader::VectorReader;
 use crate::index::lsh::Table;
@@ -80,7 +80,7 @@ impl Residence {
 }
 
 impl Evictable for StoredIndex {
-    fn evict(&self) -> bool {
+    fn evict(&self, of: Place) -> bool {
         // A locked index is in use.
         let Ok(mut read) = self.read.try_lock() else { return false };
         let mut bases = lock(&self.bases);
@@ -92,9 +92,11 @@ impl Evictable for StoredIndex {
         };
         let before = held(&bases, &read);
         bases.retain(|on_device| is_used(&on_device.base));
-        read.tables.take_if(|tables| !is_used(tables));
-        // Vectors on a device are in use there.
-        read.vectors.retain(is_used);
+        if of == Place::Host {
+            read.tables.take_if(|tables| !is_used(tables));
+            // Vectors on a device are in use there.
+            read.vectors.retain(is_used);
+        }
         held(&bases, &read) < before
     }
 }

@@ -12,7 +12,7 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::arguments::ClusterArguments;
 use crate::exec::{
-    ClusterExec, ClusterFamily, ClusterSpec, InputColumns, VectorColumn, output_fields,
+    BaseCache, ClusterExec, ClusterFamily, ClusterSpec, InputColumns, VectorColumn, output_fields,
 };
 use crate::matrix::ElementKind;
 use crate::sql::call::{VectorInput, VectorKind};
@@ -164,6 +164,7 @@ impl<F: ClusterCall> FamilyNode for ClusterNode<F> {
     fn operator(
         &self,
         options: &NeighborsOptions,
+        _cache: Option<&Arc<BaseCache>>,
         inputs: &[Arc<dyn ExecutionPlan>],
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let (input, init) = match inputs {

@@ -12,7 +12,9 @@ use datafusion::physical_plan::ExecutionPlan;
 
 use super::lsh::{self, LshArguments};
 use crate::algo::knn::{KnnParams, LshParams};
-use crate::exec::{InputColumns, InputFields, KnnExec, KnnSpec, StoredIndex, knn_fields};
+use crate::exec::{
+    BaseCache, InputColumns, InputFields, KnnExec, KnnSpec, StoredIndex, knn_fields,
+};
 use crate::index::lsh::Planes;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
@@ -310,6 +312,7 @@ impl FamilyNode for KnnNode {
     fn operator(
         &self,
         options: &NeighborsOptions,
+        cache: Option<&Arc<BaseCache>>,
         inputs: &[Arc<dyn ExecutionPlan>],
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let mut inputs = inputs.iter().cloned();
@@ -332,7 +335,11 @@ impl FamilyNode for KnnNode {
         }
         let spec = self.spec_over(stored.as_deref(), options)?;
         let exec = KnnExec::try_new(Arc::new(spec), queries, base)?.with_training(training)?;
-        Ok(Arc::new(exec.with_stored(stored)?))
+        let exec = exec.with_stored(stored)?;
+        Ok(Arc::new(match cache {
+            Some(cache) => exec.with_cache(cache, options.cache),
+            None => exec,
+        }))
     }
 }
 

@@ -135,6 +135,11 @@ impl Memory {
         self.available().saturating_sub(used)
     }
 
+    /// The number of bytes in use.
+    pub(in crate::device::cuda) fn used(&self) -> u64 {
+        self.state().used
+    }
+
     /// The maximum number of bytes in use.
     pub(in crate::device::cuda) fn peak(&self) -> u64 {
         self.state().peak

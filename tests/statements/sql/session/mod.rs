@@ -1,5 +1,6 @@
 //! The functions in a session: other extensions, partitions, memory, cancellation, metrics.
 
+mod cache;
 mod embedding;
 mod fallback;
 mod plans;
@@ -63,6 +64,12 @@ pub const TESTS: &[(&str, Test)] = &[
     ("indexes_are_written_whole", || run(stored::two_writers())),
     ("indexes_given_up_leave_nothing", || run(stored::given_up())),
     ("indexes_reach_a_recall", || run(stored::recall())),
+    ("bases_that_repeat_are_found", || run(cache::repeated())),
+    ("bases_that_are_unknown_are_read", || run(cache::never())),
+    ("bases_of_changed_tables_are_read", || run(cache::changed_tables())),
+    ("bases_of_changed_files_are_read", || run(cache::changed_files())),
+    ("bases_give_way", || run(cache::memory())),
+    ("bases_have_many_callers", || run(cache::callers())),
     ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),
     ("statements_in_local_sets", embedding::local_sets),
     ("sessions_run_side_by_side", embedding::sessions_side_by_side),
