@@ -76,6 +76,9 @@ pub trait Device: SearchDevice + KMeansDevice + DbscanDevice + Host + sealed::Se
 
 /// A device beside a host, which computes some of its results.
 pub trait Host {
+    /// Whether the device is the host.
+    const IS_HOST: bool = false;
+
     /// The CPU for these: the device itself, or the CPU of this machine.
     fn host(&self) -> CpuDevice {
         CpuDevice::new()

@@ -48,6 +48,8 @@ use crate::rows::Rows;
 impl sealed::Sealed for CpuDevice {}
 
 impl Host for CpuDevice {
+    const IS_HOST: bool = true;
+
     fn host(&self) -> CpuDevice {
         *self
     }

@@ -18,6 +18,7 @@
 
 mod identity;
 mod input_exec;
+mod one_thread;
 mod optimizer_rules;
 mod ordered_concat;
 mod partition_row_counts;
@@ -29,28 +30,21 @@ mod settings;
 use std::sync::Arc;
 
 use datafusion::catalog::Session;
-use datafusion::common::config::ConfigOptions;
 use datafusion::common::plan_err;
 use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::error::Result;
-use datafusion::execution::memory_pool::MemoryLimit;
-use datafusion::execution::{SessionState, SessionStateBuilder};
+use datafusion::execution::SessionState;
 use datafusion::logical_expr::{LogicalPlan, TableScan};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::physical_planner::PhysicalPlanner;
 
 pub(super) use identity::{FileVersion, InputIdentity};
 pub(super) use input_exec::has_limit;
 pub use input_exec::{InputExec, ShowInputs};
-use optimizer_rules::{Finish, FloatExtremes, Isolate};
+use one_thread::{OneThreadSession, is_one_thread};
 pub use ordered_concat::OrderedConcatExec;
 pub(super) use partition_row_counts::partition_row_counts;
 pub use row_number::RowNumberExec;
-use settings::fix_execution;
-
-/// The extension that marks a session which plans inputs.
-struct OneThread;
 
 /// Plans an input in one order.
 pub(crate) async fn plan_input(
@@ -58,18 +52,19 @@ pub(crate) async fn plan_input(
     logical: LogicalPlan,
     session: &dyn Session,
 ) -> Result<Arc<dyn ExecutionPlan>> {
+    let logical = logical.transform_up_with_subqueries(unlimited).data()?;
+    // An input within an input is planned by the same session.
+    if is_one_thread(session) {
+        let plan = planner.create_physical_plan(&logical, session).await?;
+        return Ok(Arc::new(InputExec::new(plan)));
+    }
     let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
         return plan_err!(
             "the order of an input can be kept in sessions of this process only; \
              set neighbors.input_order = 'any' elsewhere"
         );
     };
-    let logical = logical.transform_up_with_subqueries(unlimited).data()?;
-    // An input within an input is planned by the same session.
-    let plan = match state.config().get_extension::<OneThread>() {
-        Some(_) => planner.create_physical_plan(&logical, state).await?,
-        None => planner.create_physical_plan(&logical, &one_thread(state)).await?,
-    };
+    let plan = planner.create_physical_plan(&logical, &OneThreadSession::new(state)).await?;
     Ok(Arc::new(InputExec::new(plan)))
 }
 
@@ -98,39 +93,4 @@ fn unlimited(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
         }
         other => Transformed::no(other),
     })
-}
-
-/// The same session with one partition. The user's optimizer settings are ignored.
-fn one_thread(state: &SessionState) -> SessionState {
-    let mut config = state.config().clone().with_extension(Arc::new(OneThread));
-    let threads = config.target_partitions();
-    let options = config.options_mut();
-    let min_size = options.optimizer.repartition_file_min_size;
-    options.optimizer = ConfigOptions::new().optimizer;
-    // Join reordering uses statistics, which depend on files and settings.
-    options.optimizer.join_reordering = false;
-    // The arrival of dynamic filters at a scan depends on timing.
-    options.optimizer.enable_topk_dynamic_filter_pushdown = false;
-    // Among equal groups, TopK aggregation prefers the later one.
-    options.optimizer.enable_topk_aggregation = false;
-    let config = fix_execution(config);
-    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(Isolate)];
-    let session_rules = state.physical_optimizers().iter().cloned();
-    rules.extend(session_rules.map(|rule| match rule.name() {
-        FloatExtremes::INSTEAD_OF => Arc::new(FloatExtremes(rule)),
-        _ => rule,
-    }));
-    // Each sort reserves memory before it begins.
-    let sorters = match state.runtime_env().memory_pool.memory_limit() {
-        MemoryLimit::Finite(limit) => {
-            limit / 4 / config.options().execution.sort_spill_reservation_bytes.max(1)
-        }
-        _ => usize::MAX,
-    };
-    rules.push(Arc::new(Finish { threads, min_size, sorters }));
-    SessionStateBuilder::new_from_existing(state.clone())
-        .with_session_id(state.session_id().to_string())
-        .with_config(config)
-        .with_physical_optimizer_rules(rules)
-        .build()
 }
