@@ -6,16 +6,16 @@
 //! ```
 //!
 //! `first` reads the base, `again` is the median of the following statements, whose vector is in the
-//! text, and `prepared` of those with `$1`; `planned` is the part of `prepared` before execution.
-//! `callers` is the number of prepared statements a second that all callers get together. Every
-//! answer is compared with that of the index.
+//! text (with `--queries`, several vectors in a table), and `prepared` of those with `$1`; `planned` is
+//! the part of `prepared` before execution. `callers` is the number of prepared statements a second
+//! that all callers get together. Every answer is compared with that of the index.
 
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arrow::array::{ArrayRef, AsArray, FixedSizeListArray, Float32Array, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, UInt32Type};
+use arrow::datatypes::{DataType, Field, Float32Type, Float64Type, Int64Type, UInt32Type};
 use clap::Parser;
 use datafusion::common::ScalarValue;
 use datafusion::datasource::MemTable;
@@ -121,28 +121,22 @@ async fn run(options: Options) -> Outcome<()> {
                 "SELECT base_id, distance FROM knn_exact(queries => {queries}, base => {relation}, k => {k})"
             )
         };
+        // One vector is written into the statement; several are in a table.
         let text = |run: usize| {
-            let vectors = (0..options.queries).map(|query| {
-                let vector = queries[run].as_fixed_size_list().value(query);
-                let shown: Vec<_> = vector
-                    .as_primitive::<arrow::datatypes::Float32Type>()
-                    .values()
-                    .iter()
-                    .map(f32::to_string)
-                    .collect();
-                format!("[{}]", shown.join(", "))
-            });
-            let vectors: Vec<_> = vectors.collect();
-            match &vectors[..] {
-                [one] => {
-                    format!("(SELECT arrow_cast({one}, 'FixedSizeList({dim} x Float32)') AS v)")
-                }
-                all => format!(
-                    "(SELECT arrow_cast(v, 'FixedSizeList({dim} x Float32)') AS v FROM (VALUES {}) AS t(v))",
-                    all.iter().map(|vector| format!("({vector})")).collect::<Vec<_>>().join(", ")
-                ),
+            if options.queries > 1 {
+                return format!("queries{run}");
             }
+            let vector = queries[run].as_fixed_size_list().value(0);
+            let numbers = vector.as_primitive::<Float32Type>().values().iter();
+            let shown: Vec<_> = numbers.map(f32::to_string).collect();
+            let (shown, vector_type) =
+                (shown.join(", "), format!("FixedSizeList({dim} x Float32)"));
+            format!("(SELECT arrow_cast([{shown}], '{vector_type}') AS v)")
         };
+        for (run, vectors) in queries.iter().enumerate() {
+            let vectors = RecordBatch::try_from_iter([("v", vectors.clone())])?;
+            ctx.register_batch(&format!("queries{run}"), vectors)?;
+        }
         let statement = |run: usize| {
             let (ctx, sql, expected) = (ctx.clone(), sql(&text(run)), expected[run].clone());
             async move {
