@@ -4,6 +4,8 @@
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use async_trait::async_trait;
 use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
 use datafusion::common::plan_err;
 use datafusion::datasource::MemTable;
@@ -11,6 +13,8 @@ use datafusion::error::Result;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::memory_pool::MemoryLimit;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::logical_expr::{Expr, TableType};
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 use crate::exec::{BaseCache, CachedBaseInfo, EvictingPool};
@@ -84,7 +88,8 @@ fn evicting(runtime: &Arc<RuntimeEnv>) -> Option<Arc<RuntimeEnv>> {
     builder.build_arc().ok()
 }
 
-/// The table function `neighbors_cache`.
+/// The table function `neighbors_cache`, and its table: what is listed is what the session keeps when
+/// the table is scanned.
 #[derive(Debug)]
 pub(super) struct CacheTable;
 
@@ -93,16 +98,53 @@ impl TableFunctionImpl for CacheTable {
         if !args.exprs().is_empty() {
             return plan_err!("{NAME}() takes no arguments; write SELECT * FROM {NAME}()");
         }
-        let listed = match of(args.session()) {
+        Ok(Arc::new(Self))
+    }
+}
+
+#[async_trait]
+impl TableProvider for CacheTable {
+    fn schema(&self) -> SchemaRef {
+        schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::View
+    }
+
+    async fn scan(
+        &self,
+        session: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let listed = match of(session) {
             Some(cache) => {
-                cache.sweep(&args.session().runtime_env().memory_pool);
+                cache.sweep(&session.runtime_env().memory_pool);
                 cache.listed()
             }
             None => Vec::new(),
         };
-        let rows = rows(&listed)?;
-        Ok(Arc::new(MemTable::try_new(rows.schema(), vec![vec![rows]])?))
+        let table = MemTable::try_new(self.schema(), vec![vec![rows(&listed)?]])?;
+        table.scan(session, projection, filters, limit).await
     }
+}
+
+fn schema() -> SchemaRef {
+    let field = |name, data_type| Field::new(name, data_type, false);
+    let [texts, numbers] = [DataType::Utf8, DataType::Int64];
+    let time = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    Arc::new(Schema::new(vec![
+        field("source", texts.clone()),
+        field("vector", texts.clone()),
+        field("metric", texts),
+        field("rows", numbers.clone()),
+        field("host_bytes", numbers.clone()),
+        field("device_bytes", numbers.clone()),
+        field("hits", numbers),
+        field("last_use", time),
+    ]))
 }
 
 fn rows(listed: &[CachedBaseInfo]) -> Result<RecordBatch> {
@@ -118,14 +160,15 @@ fn rows(listed: &[CachedBaseInfo]) -> Result<RecordBatch> {
         i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
     });
     let last_uses = TimestampMicrosecondArray::from_iter_values(last_uses).with_timezone("UTC");
-    Ok(RecordBatch::try_from_iter_with_nullable([
-        ("source", texts(|base| &base.source), false),
-        ("vector", texts(|base| &base.vector), false),
-        ("metric", texts(|base| &base.metric), false),
-        ("rows", numbers(|base| base.rows as u64), false),
-        ("host_bytes", numbers(|base| base.host_bytes), false),
-        ("device_bytes", numbers(|base| base.device_bytes), false),
-        ("hits", numbers(|base| base.hits), false),
-        ("last_use", Arc::new(last_uses) as ArrayRef, false),
-    ])?)
+    let columns = vec![
+        texts(|base| &base.source),
+        texts(|base| &base.vector),
+        texts(|base| &base.metric),
+        numbers(|base| base.rows as u64),
+        numbers(|base| base.host_bytes),
+        numbers(|base| base.device_bytes),
+        numbers(|base| base.hits),
+        Arc::new(last_uses),
+    ];
+    Ok(RecordBatch::try_new(schema(), columns)?)
 }

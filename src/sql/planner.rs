@@ -1,11 +1,12 @@
 //! Planning: from SQL calls to logical nodes, and from nodes to operators.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
 use datafusion::common::utils::datafusion_strsim::levenshtein;
-use datafusion::common::{TableReference, internal_err, plan_err};
+use datafusion::common::{internal_err, plan_err};
 use datafusion::datasource::ViewTable;
 use datafusion::error::Result;
 use datafusion::execution::context::QueryPlanner;
@@ -39,10 +40,9 @@ impl RelationPlanner for FunctionPlanner {
         context: &mut dyn RelationPlannerContext,
     ) -> Result<RelationPlanning> {
         if let ast::TableFactor::Table { name, args: None, alias, .. } = &relation
-            && let Some(plan) = cache_table(name, context)?
+            && is_cache(name)
         {
-            let planned = PlannedRelation::new(plan, alias.clone());
-            return Ok(RelationPlanning::Planned(Box::new(planned)));
+            return cache_table(relation.clone(), alias.clone(), context);
         }
         if let ast::TableFactor::Table { name, args: Some(_), .. } = &relation
             && let Some(meant) = misspelt(name, context)
@@ -84,18 +84,36 @@ impl RelationPlanner for FunctionPlanner {
     }
 }
 
-/// The table `neighbors_cache`, written without parentheses, unless the session has such a table.
+thread_local! {
+    /// Whether a relation of the name `neighbors_cache` is being looked up.
+    static IS_LOOKED_UP: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a name means the table `neighbors_cache`, unless there is a relation of that name.
+fn is_cache(name: &ast::ObjectName) -> bool {
+    let is_its_name = name.0.len() == 1 && last_name(name).is_some_and(|name| name == cache::NAME);
+    is_its_name && !IS_LOOKED_UP.get()
+}
+
+/// The table `neighbors_cache` written without parentheses, or a relation of that name.
 fn cache_table(
-    name: &ast::ObjectName,
-    context: &dyn RelationPlannerContext,
-) -> Result<Option<LogicalPlan>> {
-    let provider = context.context_provider();
-    let is_cache = name.0.len() == 1 && last_name(name).is_some_and(|name| name == cache::NAME);
-    if !is_cache || provider.get_table_source(TableReference::bare(cache::NAME)).is_ok() {
-        return Ok(None);
-    }
-    let source = provider.get_table_function_source(cache::NAME, vec![])?;
-    LogicalPlanBuilder::scan(cache::NAME, source, None)?.build().map(Some)
+    relation: ast::TableFactor,
+    alias: Option<ast::TableAlias>,
+    context: &mut dyn RelationPlannerContext,
+) -> Result<RelationPlanning> {
+    IS_LOOKED_UP.set(true);
+    let known = context.plan(relation);
+    IS_LOOKED_UP.set(false);
+    let planned = match known {
+        Ok(plan) => PlannedRelation::new(plan, None),
+        Err(_) => {
+            let provider = context.context_provider();
+            let source = provider.get_table_function_source(cache::NAME, vec![])?;
+            let plan = LogicalPlanBuilder::scan(cache::NAME, source, None)?.build()?;
+            PlannedRelation::new(plan, alias)
+        }
+    };
+    Ok(RelationPlanning::Planned(Box::new(planned)))
 }
 
 /// Whether the last part of a name is one of this crate's functions. A qualified name is reported

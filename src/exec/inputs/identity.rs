@@ -14,9 +14,9 @@ use std::time::{Duration, SystemTime};
 
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::SchemaRef;
-use datafusion::common::ScalarValue;
 use datafusion::common::config::TableParquetOptions;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::{ScalarValue, exec_err};
 use datafusion::datasource::listing::{FileRange, PartitionedFile};
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::physical_plan::{FileScanConfig, FileSource, ParquetSource};
@@ -264,10 +264,27 @@ impl Step {
             return Some(Self::Arrays(memory.partitions().iter().flatten().map(columns).collect()));
         }
         let (config, parquet) = source.downcast_to_file_source::<ParquetSource>()?;
-        let FileScanConfig { object_store_url, limit: None, file_groups, .. } = config else {
+        let FileScanConfig {
+            object_store_url,
+            limit: None,
+            file_groups,
+            expr_adapter_factory: None,
+            ..
+        } = config
+        else {
             return None;
         };
-        let parts = file_groups.iter().flat_map(|group| group.files()).map(|file| {
+        let files = || file_groups.iter().flat_map(|group| group.files());
+        // Others choose rows, or read them, in ways of their own.
+        let is_plain =
+            |file: &PartitionedFile| file.extensions.is_empty() && file.arrow_schema.is_none();
+        let is_builtin = parquet.parquet_file_reader_factory().is_none_or(|factory| {
+            format!("{factory:?}").starts_with("CachedParquetFileReaderFactory")
+        });
+        if !is_builtin || !files().all(is_plain) {
+            return None;
+        }
+        let parts = files().map(|file| {
             let PartitionedFile { object_meta, range, partition_values, .. } = file;
             let (planned, range) = (object_meta.clone(), range.clone());
             FilePart { planned, range, partition_values: partition_values.clone() }
@@ -295,8 +312,11 @@ impl FileVersion {
 
     async fn of(store: Arc<dyn ObjectStore>, of_store: ObjectStoreUrl, path: Path) -> Result<Self> {
         let ObjectMeta { size, last_modified, e_tag, version, .. } = store.head(&path).await?;
+        if size < PARQUET_TAIL {
+            return exec_err!("{path} is no Parquet file");
+        }
         let mut hash = XxHash64::with_seed(size);
-        let tail = size.saturating_sub(PARQUET_TAIL)..size;
+        let tail = size - PARQUET_TAIL..size;
         let tail = store.get_range(&path, tail).await?;
         std::hash::Hasher::write(&mut hash, &tail);
         if let Some(length) = tail.first_chunk::<4>() {

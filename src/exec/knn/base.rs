@@ -12,7 +12,9 @@ use datafusion::physical_plan::ExecutionPlan;
 use super::cache::{BaseKey, BaseMemory, CachedBase, OpenCache};
 use super::output::Carried;
 use super::spec::KnnSpec;
-use super::stored_base::{SearchHandle, Selected, SelectedInput, Stored, StoredOpening, select};
+use super::stored_base::{
+    DeviceSearch, SearchHandle, Selected, SelectedInput, Stored, StoredOpening, select,
+};
 use crate::algo::knn::{Index, LshParams, Method, open_base};
 use crate::device::{AnyDevice, QueryRows, Shape};
 use crate::exec::operator::device_selection::{
@@ -127,15 +129,6 @@ pub(super) struct Base {
     memory: Arc<BaseMemory>,
 }
 
-/// A search that is open on a device.
-#[derive(Clone)]
-pub(super) struct DeviceSearch {
-    pub device: AnyDevice,
-    pub search: SearchHandle,
-    /// Whether the device has memory of its own.
-    pub uploaded: bool,
-}
-
 impl Base {
     /// The base with its carried columns and their reservations.
     fn new(rows: Rows, carried: Arc<Carried>, memory: Arc<BaseMemory>) -> Self {
@@ -209,6 +202,21 @@ impl Base {
         Ok(search)
     }
 
+    /// The job within the budget of a base that stays in memory: what a search makes once stays with it.
+    pub fn job(&self, job: &Job) -> Job {
+        match (&self.memory.budget, &self.cached) {
+            (Some(budget), Some(_)) => job.clone().with_budget(budget.clone()),
+            _ => job.clone(),
+        }
+    }
+
+    /// Keeps the cache within its limit, after a search.
+    pub fn trim_cache(&self) {
+        if let Some((cached, cache)) = &self.cached {
+            cache.trim(cached);
+        }
+    }
+
     /// A search that an earlier statement opened on this device or, before one is chosen, on a GPU.
     fn cached_search(
         &mut self,
@@ -237,12 +245,7 @@ impl Base {
         job: &Job,
     ) -> Result<DeviceSearch> {
         let KnnSpec { device: choice, params, .. } = *execution.spec;
-        let (rows, label) = (self.rows.clone(), execution.device.clone());
-        // What stays in the cache is reserved for it.
-        let job = match (&self.memory.budget, &self.cached) {
-            (Some(budget), Some(_)) => job.clone().with_budget(budget.clone()),
-            _ => job.clone(),
-        };
+        let (rows, label, job) = (self.rows.clone(), execution.device.clone(), self.job(job));
         let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
         let training = self.training.as_ref().map(|training| training.rows.clone());
         if let (Some(stored), Some(selected), Some(lsh)) = (&execution.stored, &self.selected, &lsh)

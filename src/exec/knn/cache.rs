@@ -16,9 +16,8 @@ use std::time::SystemTime;
 
 use datafusion::execution::memory_pool::{MemoryLimit, MemoryPool, MemoryReservation};
 
-use super::base::DeviceSearch;
 use super::output::Carried;
-use super::stored_base::SearchHandle;
+use super::stored_base::{DeviceSearch, SearchHandle};
 use crate::device::DeviceChoice;
 use crate::exec::inputs::{FileVersion, InputIdentity};
 use crate::exec::operator::evictable::{Evictable, EvictingPool, Place, register};

@@ -7,10 +7,11 @@ use datafusion::common::internal_err;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryLimit, MemoryReservation};
 
-use super::base::{Base, DeviceSearch, KnnExecution};
+use super::base::{Base, KnnExecution};
 use super::metrics::Metrics;
 use super::output::{Batches, Carried};
 use super::queries::{QueryStream, SMALLEST_BLOCK, reserve};
+use super::stored_base::DeviceSearch;
 use crate::algo::knn::{SearchResult, listed};
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::operator::device_selection::may_fall_back;
@@ -138,7 +139,9 @@ impl BlockSearch {
     ) -> Result<Result<SearchResult, crate::Error>> {
         let DeviceSearch { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
-        let result = search.search(block.rows.clone(), block.query_rows, &self.job).await?;
+        let job = self.base.job(&self.job);
+        let result = search.search(block.rows.clone(), block.query_rows, &job).await?;
+        self.base.trim_cache();
         self.metrics.device_memory.set_max(device.peak_memory() as usize);
         Ok(result)
     }

@@ -124,6 +124,15 @@ pub(super) async fn select(
     .await
 }
 
+/// A search that is open on a device.
+#[derive(Clone)]
+pub(super) struct DeviceSearch {
+    pub device: AnyDevice,
+    pub search: SearchHandle,
+    /// Whether the device has memory of its own.
+    pub uploaded: bool,
+}
+
 /// A search, by the residence of its tables.
 #[derive(Clone)]
 pub(super) enum SearchHandle {

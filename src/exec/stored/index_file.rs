@@ -45,6 +45,15 @@ pub(crate) struct IndexFile {
     tables: Arc<StoredTables>,
     cells: Vec<FileSection>,
     of_tables: Vec<FileSection>,
+    footer: Footer,
+}
+
+/// The end of an index file. It has a checksum of the summary, and that has those of all other bytes:
+/// files with the same footer have the same content.
+#[derive(PartialEq)]
+struct Footer {
+    size: u64,
+    bytes: Buffer,
 }
 
 /// Reads byte ranges of a file.
@@ -56,17 +65,20 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Reads the summary, which the footer points to.
-    async fn summary(&self) -> Result<Summary> {
-        let fails = |error| bad(format!("reading fails: {error}"));
-        let size = self.store.head(&self.path).await.map_err(fails)?.size;
-        let [header, footer] = [HEADER, FOOTER].map(|length| length as u64);
-        if size < header + footer {
+    /// Reads the footer.
+    async fn footer(&self) -> Result<Footer> {
+        let head = self.store.head(&self.path).await;
+        let size = head.map_err(|error| bad(format!("reading fails: {error}")))?.size;
+        if size < (HEADER + FOOTER) as u64 {
             return Err(bad("it is no index of neighbors, or truncated"));
         }
-        let ends = [0..header, size - footer..size];
-        let ends = self.store.get_ranges(&self.path, &ends).await.map_err(fails)?;
-        let place = summary_place(&ends[0], &ends[1], size)?;
+        Ok(Footer { size, bytes: self.bytes(size - FOOTER as u64..size).await? })
+    }
+
+    /// Reads the summary, which the footer points to.
+    async fn summary(&self, footer: &Footer) -> Result<Summary> {
+        let header = self.bytes(0..HEADER as u64).await?;
+        let place = summary_place(&header, &footer.bytes, footer.size)?;
         Summary::from_bytes(&self.bytes(place.bytes.clone()).await?, &place)
     }
 
@@ -111,7 +123,8 @@ impl IndexFile {
     }
 
     async fn read(reader: Reader) -> Result<Self> {
-        let summary = reader.summary().await?;
+        let footer = reader.footer().await?;
+        let summary = reader.summary(&footer).await?;
         let [schema, without, sections @ .., numbers] = &summary.sections[..] else {
             return Err(bad("it has no sections"));
         };
@@ -149,7 +162,21 @@ impl IndexFile {
         let tables = StoredTables { params, metric, dim, kind, centre, planes, sizes };
         tables.check()?;
         let tables = Arc::new(tables);
-        Ok(Self { reader, schema, rows, group, vector, without, tables, cells, of_tables })
+        Ok(Self { reader, schema, rows, group, vector, without, tables, cells, of_tables, footer })
+    }
+
+    /// Checks that the file is the one that was opened.
+    ///
+    /// # Errors
+    /// [`Error::IndexFile`] for a file that was replaced or removed since.
+    pub(super) async fn check_unchanged(&self) -> Result<()> {
+        let of_file = |error| self.reader.of_file(error);
+        if self.reader.footer().await.map_err(of_file)? == self.footer {
+            return Ok(());
+        }
+        let problem =
+            "it was replaced after its table was created: drop the table and create it again";
+        Err(of_file(bad(problem)))
     }
 
     /// The name of the file.

@@ -183,6 +183,13 @@ impl ExecutionPlan for IndexScanExec {
                     Ok::<_, DataFusionError>(futures::stream::iter(parts))
                 }
             });
+        // What stays in memory is of the file that was opened.
+        let opened = self.index.clone();
+        let checked = async move {
+            opened.file().check_unchanged().await?;
+            Ok::<_, DataFusionError>(groups)
+        };
+        let groups = futures::stream::once(checked).try_flatten();
         let batches = groups.try_flatten().map(move |batch| batch.record_output(&baseline));
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
     }

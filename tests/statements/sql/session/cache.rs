@@ -123,6 +123,21 @@ pub async fn never() -> Result<(), Failed> {
     execute(&ctx, "SET neighbors.cache = '1K'").await?;
     execute(&ctx, "SELECT count(*) FROM knn_exact(b, k => 2)").await?;
     check(cached(&ctx).await?.0 == 0, "a base stays in a cache that is too small")?;
+    let with =
+        "WITH neighbors_cache AS (SELECT 7 AS a) SELECT max(a) FROM neighbors_cache AS of_with";
+    check(number(&ctx, with).await? == 7, "the table hides a CTE")?;
+    execute(&ctx, "CREATE VIEW listed AS SELECT count(*) FROM neighbors_cache AS c").await?;
+    execute(&ctx, "SET neighbors.cache = 'auto'").await?;
+    execute(&ctx, "SELECT count(*) FROM knn_exact(b, k => 2)").await?;
+    check(number(&ctx, "SELECT * FROM listed").await? == 1, "a view keeps an old list")?;
+    std::fs::write(folder.path().join("short.parquet"), b"PAR1")?;
+    let short = folder.path().join("short.parquet");
+    let short = short.to_string_lossy();
+    let table =
+        format!("CREATE EXTERNAL TABLE s (x FLOAT, y FLOAT) STORED AS PARQUET LOCATION '{short}'");
+    execute(&ctx, &table).await?;
+    let read = execute(&ctx, "SELECT * FROM knn_exact(s, k => 1, vector => ['x', 'y'])").await;
+    check(read.is_err(), "four bytes are no Parquet file")?;
     let refused = execute(&ctx, "SET neighbors.cache = 'much'").await.expect_err("no size");
     check(
         refused.to_string().contains("accepted are auto, bytes, or numbers with K, M or G"),

@@ -63,6 +63,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("indexes_in_use_stay", || run(stored::in_use())),
     ("indexes_are_written_whole", || run(stored::two_writers())),
     ("indexes_given_up_leave_nothing", || run(stored::given_up())),
+    ("indexes_that_were_replaced_are_refused", || run(stored::replaced())),
     ("indexes_reach_a_recall", || run(stored::recall())),
     ("bases_that_repeat_are_found", || run(cache::repeated())),
     ("bases_that_are_unknown_are_read", || run(cache::never())),

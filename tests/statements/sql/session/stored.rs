@@ -479,3 +479,35 @@ pub async fn recall() -> Result<(), Failed> {
     }
     Ok(())
 }
+
+/// An index whose file was replaced is an error, also if all that a statement needs is in memory.
+pub async fn replaced() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let ctx = session(SessionConfig::new())?;
+    execute(&ctx, &format!("CREATE TABLE items AS {}", rows(0, 200, "List(Float32)"))).await?;
+    execute(&ctx, &format!("CREATE TABLE others AS {}", rows(5, 200, "List(Float32)"))).await?;
+    let options = "'lsh.vector' 'v', 'lsh.tables' '3', 'lsh.hashes' '2', 'lsh.width' '2'";
+    index(&ctx, "stored", "items", &folder, options).await?;
+    let sql = "SELECT * FROM knn_lsh(base => stored, k => 2) ORDER BY query_id, rank";
+    let before = text(&ctx, sql).await?;
+    check(text(&ctx, sql).await? == before, "another answer")?;
+    let file = folder.path().join("stored.lsh");
+    let (bytes, changed) = (std::fs::read(&file)?, std::fs::metadata(&file)?.modified()?);
+    for of in ["others", "items"] {
+        let copy = format!("COPY {of} TO '{}' STORED AS LSH OPTIONS ({options})", file.display());
+        execute(&ctx, &copy).await?;
+        // Neither its size nor its time tells.
+        std::fs::File::options().write(true).open(&file)?.set_modified(changed)?;
+        match (text(&ctx, sql).await, of) {
+            (Err(error), "others") => {
+                check(error.to_string().contains("was replaced"), error.to_string())?;
+            }
+            (Ok(after), "items") => check(after == before, "another answer")?,
+            (other, _) => return Err(format!("{of}: {other:?}").into()),
+        }
+    }
+    check(std::fs::read(&file)? == bytes, "an index of the same rows is another file")?;
+    std::fs::remove_file(&file)?;
+    let error = text(&ctx, sql).await.expect_err("the file is gone");
+    check(error.to_string().contains("index '"), error.to_string())
+}
