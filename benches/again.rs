@@ -135,7 +135,7 @@ async fn run(options: Options) -> Outcome<()> {
         };
         for (run, vectors) in queries.iter().enumerate() {
             let vectors = RecordBatch::try_from_iter([("v", vectors.clone())])?;
-            ctx.register_batch(&format!("queries{run}"), vectors)?;
+            ctx.register_batch(format!("queries{run}"), vectors)?;
         }
         let statement = |run: usize| {
             let (ctx, sql, expected) = (ctx.clone(), sql(&text(run)), expected[run].clone());

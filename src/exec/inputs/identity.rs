@@ -69,7 +69,7 @@ enum Step {
     Filter { predicate: Arc<dyn PhysicalExpr>, projection: Option<Vec<usize>> },
     Project(ProjectionExprs),
     Arrays(Vec<ArraysOfBatch>),
-    Files(FileScan),
+    Files(Box<FileScan>),
 }
 
 /// The columns of a batch in memory that are read.
@@ -244,7 +244,7 @@ impl InputIdentity {
 
     fn files(&self) -> Option<&FileScan> {
         self.steps.iter().find_map(|step| match step {
-            Step::Files(scan) => Some(scan),
+            Step::Files(scan) => Some(&**scan),
             _ => None,
         })
     }
@@ -290,7 +290,7 @@ impl Step {
             FilePart { planned, range, partition_values: partition_values.clone() }
         });
         let projection = parquet.projection();
-        Some(Self::Files(FileScan {
+        Some(Self::Files(Box::new(FileScan {
             store: object_store_url.clone(),
             parts: parts.collect(),
             table: parquet.table_schema().table_schema().clone(),
@@ -300,7 +300,7 @@ impl Step {
                 None => None,
             },
             options: parquet.table_parquet_options().clone(),
-        }))
+        })))
     }
 }
 
