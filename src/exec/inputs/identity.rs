@@ -1,5 +1,4 @@
-//! The identity of an input: what decides its rows, so that rows which were read once can be used
-//! again.
+//! The identity of an input, by which rows that were read once are found again.
 //!
 //! Known are filters and projections by immutable expressions over arrays in memory and Parquet
 //! files. Any other operator, expression or source makes an input unknown, which is read every time.
@@ -53,8 +52,8 @@ const FILES_TOGETHER: usize = 16;
 /// The bytes at the end of a Parquet file: the length of its metadata, and a magic number.
 const PARQUET_TAIL: u64 = 8;
 
-/// What decides the rows of an input, as planned. Equal identities with equal [versions] of their
-/// files have equal rows in equal order.
+/// The identity of an input: all that decides its rows, as planned. Equal identities with equal
+/// [versions] of their files have equal rows in equal order.
 ///
 /// [versions]: Self::versions
 #[derive(Debug, PartialEq)]

@@ -60,13 +60,12 @@ pub(super) struct KnnExecution {
     pub residence: BaseResidence,
 }
 
-/// Whether the base of an execution was in memory, and the bytes that stay there, for EXPLAIN
-/// ANALYZE.
+/// The residence of an execution's base, for EXPLAIN ANALYZE.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BaseResidence(Arc<Mutex<Option<(bool, u64)>>>);
 
 impl BaseResidence {
-    /// What is known after execution.
+    /// Whether the base was in memory, and its bytes; `None` before execution.
     pub fn known(&self) -> Option<(bool, u64)> {
         *lock(&self.0)
     }

@@ -20,7 +20,7 @@ use super::output::Carried;
 use super::stored_base::{DeviceSearch, SearchHandle};
 use crate::device::DeviceChoice;
 use crate::exec::inputs::{FileVersion, InputIdentity};
-use crate::exec::operator::evictable::{Evictable, EvictingPool, Place, register};
+use crate::exec::operator::evictable::{Evictable, EvictingPool, MemoryOf, register};
 use crate::exec::operator::streams::PoolBudget;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::job::Reserved;
@@ -67,7 +67,8 @@ pub struct BaseCache {
     uses: AtomicU64,
 }
 
-/// What decides the rows of a base and its carried columns, apart from the versions of its files.
+/// The key of a base: all that decides its rows and its carried columns, apart from the versions of
+/// its files.
 #[derive(Debug, PartialEq)]
 pub(super) struct BaseKey {
     pub identity: InputIdentity,
@@ -124,7 +125,7 @@ pub struct CachedBaseInfo {
     pub device_bytes: u64,
     /// Number of statements that found the base in memory.
     pub hits: u64,
-    /// When a statement last used it.
+    /// The time of its last use.
     pub last_use: SystemTime,
 }
 
@@ -273,9 +274,9 @@ fn is_used(base: &Arc<CachedBase>) -> bool {
 }
 
 impl Evictable for BaseCache {
-    fn evict(&self, of: Place) -> bool {
+    fn evict(&self, of: MemoryOf) -> bool {
         let mut bases = lock(&self.bases);
-        if of == Place::Device {
+        if of == MemoryOf::Device {
             return bases.iter().any(|base| base.evict_searches(of));
         }
         let idle = bases.iter().enumerate().filter(|(_, base)| !is_used(base));
@@ -343,7 +344,7 @@ impl CachedBase {
     }
 
     /// Closes searches that no statement uses; those on a GPU, if its memory is short.
-    fn evict_searches(&self, place: Place) -> bool {
+    fn evict_searches(&self, place: MemoryOf) -> bool {
         let mut searches = lock(&self.searches);
         let before = searches.len();
         searches.retain(|of| {
@@ -351,7 +352,7 @@ impl CachedBase {
                 SearchHandle::Owned(search) => Arc::strong_count(search) > 1,
                 _ => true,
             };
-            is_used || place == Place::Device && !of.search.uploaded
+            is_used || place == MemoryOf::Device && !of.search.uploaded
         });
         searches.len() < before
     }

@@ -243,7 +243,7 @@ impl KnnExec {
         }
     }
 
-    /// What decides the rows of the base; `None` if that is unknown.
+    /// The key of the base in the cache; `None` if it is read every time.
     fn base_key(&self) -> Option<BaseKey> {
         if self.stored.is_some() {
             return None;

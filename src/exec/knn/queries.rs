@@ -17,7 +17,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use super::output::Carried;
-use crate::exec::operator::evictable::{Place, evict_idle, grow};
+use crate::exec::operator::evictable::{MemoryOf, evict_idle, grow};
 use crate::exec::operator::phases::Phases;
 use crate::exec::operator::streams::{Receive, blocking, columns, ordered_batches};
 use crate::exec::read::input_columns::InputColumns;
@@ -43,7 +43,7 @@ pub(super) fn reserve(
     loop {
         match reservation.try_resize(rows.saturating_mul(bytes_per_row)) {
             Ok(()) => return Ok(rows),
-            Err(_) if evict_idle(Place::Host) => {}
+            Err(_) if evict_idle(MemoryOf::Host) => {}
             Err(_) if rows > SMALLEST_BLOCK => rows = (rows / 2).max(SMALLEST_BLOCK),
             Err(refused) => return Err(refused),
         }
@@ -238,7 +238,7 @@ impl Filling {
             let bytes = (2 * self.capacity + more).saturating_mul(self.bytes_per_row);
             match self.rows.try_resize(bytes) {
                 Ok(()) => break,
-                Err(_) if evict_idle(Place::Host) => {}
+                Err(_) if evict_idle(MemoryOf::Host) => {}
                 Err(_) if more > SMALLEST_BLOCK => more = (more / 2).max(SMALLEST_BLOCK),
                 Err(refused) => return Err(refused),
             }

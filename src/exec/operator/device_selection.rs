@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use datafusion::common::runtime::SpawnedTask;
 
-use super::evictable::{Place, evict_idle};
+use super::evictable::{MemoryOf, evict_idle};
 use crate::device::{AnyDevice, DeviceChoice};
 use crate::error::{Error, Result};
 use crate::parallel::lock;
@@ -92,7 +92,7 @@ pub(in crate::exec) fn run_or_fall_back<T>(
     let done = loop {
         match run(&device) {
             // Idle memory on the device is released, then the work runs again.
-            Err(Error::DeviceMemory { .. }) if evict_idle(Place::Device) => {}
+            Err(Error::DeviceMemory { .. }) if evict_idle(MemoryOf::Device) => {}
             done => break done,
         }
     };

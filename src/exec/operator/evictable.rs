@@ -14,12 +14,12 @@ use crate::parallel::lock;
 /// An owner of evictable memory, held between queries.
 pub(in crate::exec) trait Evictable: Send + Sync {
     /// Releases memory that no query uses, or some of it. Returns whether any was released.
-    fn evict(&self, of: Place) -> bool;
+    fn evict(&self, of: MemoryOf) -> bool;
 }
 
-/// Where memory is short.
+/// The memory that is short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::exec) enum Place {
+pub(in crate::exec) enum MemoryOf {
     Host,
     Device,
 }
@@ -36,7 +36,7 @@ pub(in crate::exec) fn register(owner: Weak<dyn Evictable>) {
 
 /// Releases idle memory of one owner. Returns whether there was any: callers try again until there is
 /// none.
-pub(in crate::exec) fn evict_idle(of: Place) -> bool {
+pub(in crate::exec) fn evict_idle(of: MemoryOf) -> bool {
     let owners = lock(&EVICTABLES).clone();
     owners.iter().filter_map(Weak::upgrade).any(|owner| owner.evict(of))
 }
@@ -45,7 +45,7 @@ pub(in crate::exec) fn evict_idle(of: Place) -> bool {
 pub(in crate::exec) fn grow(reservation: &MemoryReservation, bytes: usize) -> Result<()> {
     loop {
         match reservation.try_grow(bytes) {
-            Err(_) if evict_idle(Place::Host) => {}
+            Err(_) if evict_idle(MemoryOf::Host) => {}
             done => return done,
         }
     }
@@ -86,7 +86,7 @@ impl MemoryPool for EvictingPool {
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
         loop {
             match self.0.try_grow(reservation, additional) {
-                Err(_) if evict_idle(Place::Host) => {}
+                Err(_) if evict_idle(MemoryOf::Host) => {}
                 done => return done,
             }
         }

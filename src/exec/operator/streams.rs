@@ -17,7 +17,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::evictable::{Place, evict_idle, grow};
+use super::evictable::{MemoryOf, evict_idle, grow};
 use crate::job::{Budget, Cancel};
 use crate::parallel::{lock, own_threads};
 
@@ -215,7 +215,7 @@ impl Budget for PoolBudget {
     }
 
     fn evict_from_device(&self) -> bool {
-        evict_idle(Place::Device)
+        evict_idle(MemoryOf::Device)
     }
 }
 

@@ -19,7 +19,7 @@ use super::index_file::IndexFile;
 use crate::algo::knn::{LoadedTables, StoredBase, open_stored};
 use crate::device::AnyDevice;
 use crate::error::{Error, Result as OwnResult};
-use crate::exec::operator::evictable::{Evictable, Place, register};
+use crate::exec::operator::evictable::{Evictable, MemoryOf, register};
 use crate::exec::operator::streams::{PoolBudget, blocking, computing};
 use crate::exec::read::vector_reader::VectorReader;
 use crate::index::lsh::Table;
@@ -80,7 +80,7 @@ impl Residence {
 }
 
 impl Evictable for StoredIndex {
-    fn evict(&self, of: Place) -> bool {
+    fn evict(&self, of: MemoryOf) -> bool {
         // A locked index is in use.
         let Ok(mut read) = self.read.try_lock() else { return false };
         let mut bases = lock(&self.bases);
@@ -92,7 +92,7 @@ impl Evictable for StoredIndex {
         };
         let before = held(&bases, &read);
         bases.retain(|on_device| is_used(&on_device.base));
-        if of == Place::Host {
+        if of == MemoryOf::Host {
             read.tables.take_if(|tables| !is_used(tables));
             // Vectors on a device are in use there.
             read.vectors.retain(is_used);

@@ -48,7 +48,7 @@ async fn same(ctx: &SessionContext, sql: &str) -> Result<(), Failed> {
     check(actual == expected, format!("{sql}:\n{actual}\nnot\n{expected}"))
 }
 
-/// What repeats: a base with any queries, `k` and columns of its own; each `metric`, element type,
+/// Repeated bases: one base with any queries, `k` and columns of its own; each `metric`, element type,
 /// filter and projection is another one.
 pub async fn repeated() -> Result<(), Failed> {
     let ctx = session(SessionConfig::new().with_target_partitions(3))?;
