@@ -14,8 +14,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 
-use arrow::array::{ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::array::{ArrayRef, AsArray, FixedSizeListArray, Float32Array, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use datafusion::catalog::streaming::StreamingTable;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::{
@@ -368,8 +368,9 @@ async fn reserved_before_taken() {
     let ctx = session(4 << 30, TABLES).unwrap();
     let baskets =
         "CREATE TABLE baskets AS SELECT id, range(id % 9000, id % 9000 + 90) AS v FROM few";
-    for table in [baskets, "CREATE TABLE whole AS SELECT * FROM many"] {
-        ctx.sql(table).await.unwrap().collect().await.unwrap();
+    let no_cache = "SET neighbors.cache = '0'";
+    for statement in [baskets, "CREATE TABLE whole AS SELECT * FROM many", no_cache] {
+        ctx.sql(statement).await.unwrap().collect().await.unwrap();
     }
     // The first run allocates memory that lives as long as the process.
     for (sql, _) in FITTING {
@@ -392,6 +393,15 @@ async fn reserved_before_taken() {
         let allowed = seen.held + seen.held / 10 + SLACK;
         note(seen.reserved <= allowed, "reserved more than was held", sql, &seen);
         note(seen.left == 0, "still reserved", sql, &seen);
+    }
+    // What is still reserved with a cache is what stays there.
+    ctx.sql("SET neighbors.cache = '1G'").await.unwrap().collect().await.unwrap();
+    for (sql, _) in FITTING.iter().filter(|(sql, _)| sql.contains("knn_")) {
+        let seen = watch(&ctx, sql).await;
+        let listed = "SELECT CAST(coalesce(sum(host_bytes), 0) AS BIGINT) FROM neighbors_cache()";
+        let listed = ctx.sql(listed).await.unwrap().collect().await.unwrap();
+        let bytes = listed[0].column(0).as_primitive::<Int64Type>().value(0);
+        note(seen.left as i64 == bytes, &format!("{bytes} bytes are listed"), sql, &seen);
     }
     for (sql, _) in FITTING.iter().filter(|(sql, _)| sql.contains("kmeans")) {
         for pool in [8 * MB, 30 * MB, 70 * MB] {
