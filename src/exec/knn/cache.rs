@@ -276,10 +276,14 @@ fn is_used(base: &Arc<CachedBase>) -> bool {
 impl Evictable for BaseCache {
     fn evict(&self, of: MemoryOf) -> bool {
         let mut bases = lock(&self.bases);
-        if of == MemoryOf::Device {
-            return bases.iter().any(|base| base.evict_searches(of));
-        }
-        let idle = bases.iter().enumerate().filter(|(_, base)| !is_used(base));
+        let pool = match of {
+            MemoryOf::Device => return bases.iter().any(|base| base.evict_searches(of)),
+            MemoryOf::Pool(pool) => pool,
+            // Bases stay only in pools without a limit, and in those that evict by themselves.
+            MemoryOf::Host => return false,
+        };
+        let is_in = |base: &Arc<CachedBase>| Arc::as_ptr(&base.pool).addr() == pool;
+        let idle = bases.iter().enumerate().filter(|(_, base)| !is_used(base) && is_in(base));
         let oldest = idle.min_by_key(|(_, base)| base.last_use()).map(|(at, _)| at);
         match oldest {
             Some(at) => {
@@ -287,7 +291,7 @@ impl Evictable for BaseCache {
                 true
             }
             // Searches for other `k` of a base in use.
-            None => bases.iter().any(|base| base.evict_searches(of)),
+            None => bases.iter().any(|base| is_in(base) && base.evict_searches(of)),
         }
     }
 }

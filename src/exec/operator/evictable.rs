@@ -20,7 +20,10 @@ pub(in crate::exec) trait Evictable: Send + Sync {
 /// The memory that is short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::exec) enum MemoryOf {
+    /// Any pool that cannot evict by itself.
     Host,
+    /// The [`EvictingPool`] at this address.
+    Pool(usize),
     Device,
 }
 
@@ -51,8 +54,8 @@ pub(in crate::exec) fn grow(reservation: &MemoryReservation, bytes: usize) -> Re
     }
 }
 
-/// A memory pool that releases idle memory of this crate before it refuses any consumer, operators of
-/// DataFusion included.
+/// A memory pool that releases the idle bases of its sessions before it refuses any consumer, operators
+/// of DataFusion included.
 #[derive(Debug)]
 pub struct EvictingPool(pub Arc<dyn MemoryPool>);
 
@@ -86,7 +89,7 @@ impl MemoryPool for EvictingPool {
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
         loop {
             match self.0.try_grow(reservation, additional) {
-                Err(_) if evict_idle(MemoryOf::Host) => {}
+                Err(_) if evict_idle(MemoryOf::Pool(std::ptr::from_ref(self).addr())) => {}
                 done => return done,
             }
         }

@@ -174,8 +174,7 @@ impl IndexFile {
         if self.reader.footer().await.map_err(of_file)? == self.footer {
             return Ok(());
         }
-        let problem =
-            "it was replaced after its table was created: drop the table and create it again";
+        let problem = "it was replaced after its table was opened: open the table again";
         Err(of_file(bad(problem)))
     }
 

@@ -81,6 +81,9 @@ impl Residence {
 
 impl Evictable for StoredIndex {
     fn evict(&self, of: MemoryOf) -> bool {
+        if let MemoryOf::Pool(_) = of {
+            return false;
+        }
         // A locked index is in use.
         let Ok(mut read) = self.read.try_lock() else { return false };
         let mut bases = lock(&self.bases);
