@@ -351,6 +351,8 @@ async fn joined_queries() -> Result<(), Failed> {
 async fn cancellation() -> Result<(), Failed> {
     const ROWS: usize = 400_000;
     let ctx = session(SessionConfig::new())?;
+    // A base that stays is reserved.
+    ctx.sql("SET neighbors.cache = '0'").await?.collect().await?;
     table(&ctx, "b", ROWS, 16, 1, 8192)?;
     let plan = ctx.sql("SELECT count(*) FROM knn_exact(b, k => 3)").await?;
     let plan = plan.create_physical_plan().await?;
