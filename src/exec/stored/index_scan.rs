@@ -183,7 +183,7 @@ impl ExecutionPlan for IndexScanExec {
                     Ok::<_, DataFusionError>(futures::stream::iter(parts))
                 }
             });
-        // What stays in memory is of the file that was opened.
+        // Vectors and tables in memory are of the file that was opened.
         let opened = self.index.clone();
         let checked = async move {
             opened.file().check_unchanged().await?;

@@ -394,7 +394,7 @@ async fn reserved_before_taken() {
         note(seen.reserved <= allowed, "reserved more than was held", sql, &seen);
         note(seen.left == 0, "still reserved", sql, &seen);
     }
-    // What is still reserved with a cache is what stays there.
+    // With a cache, the bases that stay are still reserved, and nothing else.
     ctx.sql("SET neighbors.cache = '1G'").await.unwrap().collect().await.unwrap();
     for (sql, _) in FITTING.iter().filter(|(sql, _)| sql.contains("knn_")) {
         let seen = watch(&ctx, sql).await;
