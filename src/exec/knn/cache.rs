@@ -36,7 +36,7 @@ const SHARE: u64 = 4;
 /// The memory that counts as available where the system does not tell.
 const UNKNOWN_AVAILABLE: u64 = 4 << 30;
 
-/// The most searches that stay with a base: one for each `k`, metric and device.
+/// The most searches that stay with a base: one for each `k` and device.
 const SEARCHES: usize = 4;
 
 /// The memory that the bases of a session may take: `neighbors.cache`.
