@@ -23,7 +23,10 @@ pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec};
 pub use inputs::{InputExec, OrderedConcatExec, RowNumberExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, ordered_concat, plan_input};
 pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec};
-pub use knn::{BaseCache, CacheLimit, CachedBaseInfo, InputFields, KnnExec, KnnSpec, knn_fields};
+pub use knn::{
+    BaseCache, CacheLimit, CachedBaseInfo, InputFields, KnnExec, KnnSpec, PartitionSearches,
+    knn_fields,
+};
 pub use knn_index::KnnIndex;
 pub use knn_lsh_builder::KnnLsh;
 pub(crate) use knn_lsh_builder::LshSlot;

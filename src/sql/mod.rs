@@ -40,7 +40,7 @@ pub use options::{InputOrder, NeighborsOptions};
 pub use planner::NeighborsPlanner;
 
 use self::call::LISTING;
-use crate::exec::ShowInputs;
+use crate::exec::{PartitionSearches, ShowInputs};
 
 /// Adds everything to a live session: functions, settings, planners. Calling it again changes
 /// nothing. Statements prepared earlier are dropped.
@@ -152,8 +152,12 @@ fn add_functions(mut builder: SessionStateBuilder) -> SessionStateBuilder {
     let rules = pushdown::among(functions::with_rules(rules));
     let mut builder = builder.with_optimizer_rules(rules);
     let rules = builder.physical_optimizers().get_or_insert_default();
-    if !rules.rules.iter().any(|rule| rule.name() == ShowInputs.name()) {
-        rules.rules.push(Arc::new(ShowInputs));
+    let ours: [Arc<dyn PhysicalOptimizerRule + Send + Sync>; 2] =
+        [Arc::new(PartitionSearches), Arc::new(ShowInputs)];
+    for rule in ours {
+        if !rules.rules.iter().any(|known| known.name() == rule.name()) {
+            rules.rules.push(rule);
+        }
     }
     let config = builder.config().get_or_insert_with(SessionConfig::new);
     // An ORDER BY at the end of an input counts in subqueries, CTEs and views too.

@@ -32,7 +32,7 @@ pub(super) fn stream<F: ClusterFamily>(
 ) -> SendableRecordBatchStream {
     let reservation = MemoryConsumer::new(F::OPERATOR).register(context.memory_pool());
     let baseline = BaselineMetrics::new(metrics, 0);
-    let phases = Phases::new(metrics, F::PHASES, &baseline);
+    let phases = Phases::new(metrics, 0, F::PHASES, &baseline);
     let (schema, watched, metrics) = (execution.schema.clone(), phases.clone(), metrics.clone());
     let work = async move {
         let warm = input.dim.map(|dim| F::warm(&execution, dim));

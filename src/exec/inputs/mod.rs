@@ -44,6 +44,7 @@ pub use input_exec::{InputExec, ShowInputs};
 use one_thread::{OneThreadSession, is_one_thread};
 pub use ordered_concat::OrderedConcatExec;
 pub(super) use partition_row_counts::partition_row_counts;
+pub(super) use partition_wise::row_local;
 pub use row_number::RowNumberExec;
 
 /// Plans an input in one order.

@@ -22,7 +22,7 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use super::ordered_concat::OrderedConcatExec;
 
 /// Whether an operator processes the rows of its first input one by one.
-pub(super) fn row_local(plan: &Arc<dyn ExecutionPlan>) -> bool {
+pub(in crate::exec) fn row_local(plan: &Arc<dyn ExecutionPlan>) -> bool {
     plan.is::<FilterExec>()
         || plan.is::<ProjectionExec>()
         || plan.is::<CooperativeExec>()

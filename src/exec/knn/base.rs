@@ -8,6 +8,7 @@ use datafusion::error::Result;
 use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use datafusion::physical_plan::ExecutionPlan;
+use tokio::sync::Mutex as AsyncMutex;
 
 use super::cache::{BaseKey, BaseMemory, CachedBase, OpenCache};
 use super::output::Carried;
@@ -15,7 +16,7 @@ use super::spec::KnnSpec;
 use super::stored_base::{
     DeviceSearch, SearchHandle, Selected, SelectedInput, Stored, StoredOpening, select,
 };
-use crate::algo::knn::{Index, LshParams, Method, open_base};
+use crate::algo::knn::{Index, LshParams, Method, listed, open_base};
 use crate::device::{AnyDevice, QueryRows, Shape};
 use crate::exec::operator::device_selection::{
     DeviceLabel, DeviceRequest, may_fall_back, run_or_fall_back,
@@ -30,6 +31,7 @@ use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase, Watch};
 use crate::matrix::ElementKind;
+use crate::metric::Direction;
 use crate::parallel::lock;
 use crate::rows::Rows;
 
@@ -110,6 +112,7 @@ impl KnnExecution {
 
 /// The rows of the base and its carried columns; with the first queries, also the search opened on
 /// a device.
+#[derive(Clone)]
 pub(super) struct Base {
     pub rows: Rows,
     pub carried: Arc<Carried>,
@@ -119,12 +122,14 @@ pub(super) struct Base {
     /// The LSH parameters; all are set once tables are built.
     lsh: Option<LshParams>,
     /// The rows that hyperplanes are trained on, if a relation gives them.
-    training: Option<Box<Self>>,
+    training: Option<Arc<Self>>,
     /// The queries that LSH parameters are tuned on, until they are set, and whether they are rows
     /// of the base.
     pub sample: (Rows, QueryRows),
     /// The same base in the cache of the session, and that cache, if it stays there.
     cached: Option<(Arc<CachedBase>, OpenCache)>,
+    /// The search that replaces one whose device failed, opened once for all partitions.
+    replacement: Arc<AsyncMutex<Option<DeviceSearch>>>,
     memory: Arc<BaseMemory>,
 }
 
@@ -140,6 +145,7 @@ impl Base {
             lsh: None,
             training: None,
             cached: None,
+            replacement: Arc::default(),
             memory,
         }
     }
@@ -149,6 +155,38 @@ impl Base {
         let (rows, carried) = (cached.rows.clone(), cached.carried.clone());
         let base = Self::new(rows, carried, cached.memory.clone());
         Self { cached: Some((cached, cache)), ..base }
+    }
+
+    /// The number of neighbours of each query.
+    pub fn per_query(&self, execution: &KnnExecution) -> usize {
+        let itself = usize::from(execution.spec.query_vector.is_none());
+        execution.spec.params.k().min(self.rows.len().saturating_sub(itself))
+    }
+
+    /// Bytes of a query's candidate list while it grows, and of its result.
+    pub fn list_bytes(&self, execution: &KnnExecution) -> usize {
+        let matrix = self.rows.matrix();
+        let k = listed(execution.spec.params.metric(), matrix, self.per_query(execution));
+        let real =
+            if matrix.kind() == ElementKind::F64 { size_of::<f64>() } else { size_of::<f32>() };
+        // Lists are cut back to k whenever they exceed it by a quarter, in a buffer that doubles.
+        let entries = k.saturating_add((k / 4).clamp(8, 1024)).checked_next_power_of_two();
+        let growing = entries.unwrap_or(usize::MAX).saturating_mul(2 * real);
+        // A row, the device's distance and the Float64 distance.
+        let done = size_of::<u32>() + real + size_of::<f64>();
+        growing.saturating_add(k.saturating_mul(done)).saturating_add(64)
+    }
+
+    /// Bytes of a query and of its list.
+    pub fn query_bytes(&self, execution: &KnnExecution) -> usize {
+        // Sets are counted when they are read.
+        let matrix = self.rows.matrix();
+        let bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
+        // Vectors as given, and their unit vectors.
+        let of_directions = 2 * bytes + size_of::<Direction>();
+        let is_of_directions = execution.spec.params.metric().is_of_directions();
+        let row = if is_of_directions { of_directions } else { bytes };
+        self.list_bytes(execution).saturating_add(row)
     }
 
     /// Converts row numbers of a stored index to positions among the base's rows with vectors.
@@ -229,11 +267,23 @@ impl Base {
         Some(self.search.insert(search).clone())
     }
 
-    /// Closes a search whose device failed.
-    pub fn close(&mut self) {
+    /// Closes a search whose device failed, and opens one on another device.
+    pub async fn replace(
+        &mut self,
+        execution: &KnnExecution,
+        device: AnyDevice,
+        job: &Job,
+    ) -> Result<()> {
         if let (Some(failed), Some((cached, _))) = (self.search.take(), &self.cached) {
             cached.forget_searches_on(&failed.device.info().name);
         }
+        let replacement = self.replacement.clone();
+        let mut replacement = replacement.lock().await;
+        match &*replacement {
+            Some(search) => self.search = Some(search.clone()),
+            None => *replacement = Some(self.open(execution, device, job).await?),
+        }
+        Ok(())
     }
 
     /// Opens the search on `device`, or on the CPU if that fails and fallback is allowed.
@@ -347,7 +397,7 @@ pub(super) async fn read(
     if let (Some(training), Some(vector)) = (training, &execution.spec.training_vector) {
         let vectors = reader("training", vector);
         let rows = collect_rows(training, vectors, None, phases, job).await?;
-        base.training = Some(Box::new(rows));
+        base.training = Some(Arc::new(rows));
     }
     Ok(base)
 }

@@ -137,6 +137,7 @@ pub(super) struct CacheAccess {
 }
 
 /// The cache, as a statement uses it.
+#[derive(Clone)]
 pub(super) struct OpenCache {
     cache: Arc<BaseCache>,
     limit: CacheLimit,

@@ -34,13 +34,14 @@ struct LshMetrics {
 }
 
 impl Metrics {
-    pub fn new(set: &ExecutionPlanMetricsSet, is_lsh: bool) -> Self {
-        let count = |name: &'static str| MetricBuilder::new(set).counter(name, 0);
-        let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, 0);
-        let baseline = BaselineMetrics::new(set, 0);
+    /// The metrics of an output partition.
+    pub fn new(set: &ExecutionPlanMetricsSet, partition: usize, is_lsh: bool) -> Self {
+        let count = |name: &'static str| MetricBuilder::new(set).counter(name, partition);
+        let time = |name: &'static str| MetricBuilder::new(set).subset_time(name, partition);
+        let baseline = BaselineMetrics::new(set, partition);
         let phases = if is_lsh { phases::LSH } else { phases::KNN };
         Self {
-            phases: Phases::new(set, phases, &baseline),
+            phases: Phases::new(set, partition, phases, &baseline),
             baseline,
             ahead: time("ahead_time"),
             base_rows: count("base_rows"),
@@ -49,18 +50,23 @@ impl Metrics {
             pairs_rechecked: count("pairs_rechecked"),
             rows_redone: count("rows_redone"),
             bytes_sent: count("bytes_sent"),
-            device_memory: MetricBuilder::new(set).gauge("device_memory_peak", 0),
+            // A peak of the device, which must not be added up over partitions.
+            device_memory: match partition {
+                0 => MetricBuilder::new(set).gauge("device_memory_peak", 0),
+                _ => Gauge::new(),
+            },
             transfer_time: time("transfer_time"),
             kernel_time: time("kernel_time"),
             lsh: is_lsh.then(|| LshMetrics {
                 rows_visited: count("rows_visited"),
-                share_compared: MetricBuilder::new(set).ratio_metrics("share_compared", 0),
+                share_compared: MetricBuilder::new(set).ratio_metrics("share_compared", partition),
                 queries_short: count("queries_short"),
             }),
         }
     }
 
-    pub fn record(&self, result: &SearchResult, queries: usize) {
+    /// Records a search of `queries` queries among `base` rows.
+    pub fn record(&self, result: &SearchResult, queries: usize, base: usize) {
         let work = &result.neighbors.work;
         self.query_rows.add(queries);
         self.pairs_computed.add(work.pairs as usize);
@@ -72,7 +78,7 @@ impl Metrics {
         if let Some(lsh) = &self.lsh {
             lsh.rows_visited.add(result.lsh.visited as usize);
             lsh.share_compared.add_part(work.pairs as usize);
-            lsh.share_compared.add_total(queries.saturating_mul(self.base_rows.value()));
+            lsh.share_compared.add_total(queries.saturating_mul(base));
             lsh.queries_short.add(result.lsh.short as usize);
         }
     }

@@ -14,7 +14,8 @@
 //! and each has twice the queries of the one before. Dropping the stream cancels the search between
 //! tiles.
 //!
-//! Output: one partition, in the order of the queries, each with its neighbours by rank. A limit
+//! Output: in the order of the queries, each with its neighbours by rank; in one partition or, if
+//! what is above repartitions the rows, in several consecutive ones over the same base. A limit
 //! (`fetch`) bounds the number of queries that are searched.
 //!
 //! Memory: the base's batches and rows, and one block of queries with its neighbours, all reserved
@@ -25,6 +26,7 @@ mod base;
 mod cache;
 mod metrics;
 mod output;
+mod partitions;
 mod prefetch;
 mod queries;
 mod search;
@@ -56,9 +58,12 @@ use datafusion::physical_plan::{
     PlanProperties,
 };
 
-use self::base::{BaseInput, BaseResidence};
+use self::base::{BaseInput, BaseResidence, KnnExecution};
 pub use self::cache::{BaseCache, CacheLimit, CachedBaseInfo};
 use self::cache::{BaseKey, CacheAccess};
+use self::metrics::Metrics;
+pub use self::partitions::PartitionSearches;
+use self::partitions::{JoinStreams, Run, Runs};
 pub use self::spec::{InputFields, KnnSpec, knn_fields};
 use self::stored_base::Stored;
 use crate::algo::knn::Index;
@@ -73,7 +78,8 @@ use crate::exec::stored::{StoredIndex, stored_index_of, with_row_numbers};
 use crate::index::lsh::BucketSizes;
 use crate::matrix::ElementKind;
 
-/// The nearest base rows of every query, in one partition and in the order of the queries.
+/// The nearest base rows of every query, in the order of the queries, in one partition or
+/// [several](Self::with_partitions).
 ///
 /// The base is read first, over all of its partitions; queries are then searched in blocks that the
 /// session's pool has memory for. Dropping the stream cancels the work.
@@ -98,6 +104,8 @@ pub struct KnnExec {
     /// The cache of the session, and whether the base was there.
     cache: Option<CacheAccess>,
     residence: BaseResidence,
+    /// The execution that its partitions share.
+    runs: Runs,
 }
 
 impl KnnExec {
@@ -147,6 +155,7 @@ impl KnnExec {
             fetch: None,
             cache: None,
             residence: BaseResidence::default(),
+            runs: Runs::default(),
         })
     }
 
@@ -218,9 +227,33 @@ impl KnnExec {
         Self { cache, ..self }
     }
 
+    /// The same search in `partitions` output partitions: consecutive ranges of the queries, whose
+    /// concatenation is the output of one. The inputs are read once, the queries into memory.
+    ///
+    /// # Errors
+    /// No partition, or several of a search with a limit.
+    pub fn with_partitions(&self, partitions: usize) -> Result<Self> {
+        if partitions == 0 || (partitions > 1 && self.fetch.is_some()) {
+            return plan_err!(
+                "a KnnExec with fetch={:?} has no {partitions} partitions",
+                self.fetch
+            );
+        }
+        let same = self.over(self.children().into_iter().cloned().collect())?;
+        Ok(same.like(self, self.fetch, partitions))
+    }
+
     /// This search with the cache of another.
-    fn like(self, other: &Self, fetch: Option<usize>) -> Self {
-        Self { fetch, cache: other.cache.clone(), ..self }
+    fn like(self, other: &Self, fetch: Option<usize>, partitions: usize) -> Self {
+        let properties = PlanProperties::clone(&self.properties);
+        let partitioning = Partitioning::UnknownPartitioning(partitions);
+        let properties = Arc::new(properties.with_partitioning(partitioning));
+        Self { fetch, properties, cache: other.cache.clone(), ..self }
+    }
+
+    /// The number of output partitions.
+    fn partitions(&self) -> usize {
+        self.properties.partitioning.partition_count()
     }
 
     /// The specification: its parameters, and how its inputs are read.
@@ -325,6 +358,8 @@ impl DisplayAs for KnnExec {
             shown.push("self_join".to_string());
         }
         shown.extend(self.fetch.map(|fetch| format!("fetch={fetch}")));
+        let partitions = Some(self.partitions()).filter(|partitions| *partitions > 1);
+        shown.extend(partitions.map(|partitions| format!("partitions={partitions}")));
         match format {
             DisplayFormatType::TreeRender => write!(f, "{}", shown.join("\n")),
             _ => write!(f, "KnnExec: {}", shown.join(", ")),
@@ -371,7 +406,8 @@ impl ExecutionPlan for KnnExec {
         children: Vec<Arc<dyn ExecutionPlan>>,
         _options: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(self.over(children)?.like(&self, self.fetch)))
+        let partitions = self.partitions();
+        Ok(Arc::new(self.over(children)?.like(&self, self.fetch, partitions)))
     }
 
     fn apply_expressions(
@@ -384,7 +420,9 @@ impl ExecutionPlan for KnnExec {
     /// A limit bounds the number of queries that are searched.
     fn with_fetch(&self, fetch: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
         let children = self.children().into_iter().cloned().collect();
-        Some(Arc::new(self.over(children).ok()?.like(self, fetch)))
+        // A limit counts the rows of one partition.
+        let partitions = if fetch.is_some() { 1 } else { self.partitions() };
+        Some(Arc::new(self.over(children).ok()?.like(self, fetch, partitions)))
     }
 
     fn fetch(&self) -> Option<usize> {
@@ -400,7 +438,7 @@ impl ExecutionPlan for KnnExec {
     fn statistics_from_inputs(
         &self,
         inputs: &[Arc<Statistics>],
-        _args: &StatisticsArgs,
+        args: &StatisticsArgs,
     ) -> Result<Arc<Statistics>> {
         let second = usize::from(self.queries.is_some());
         let (Some(queries), Some(base)) = (inputs.first(), inputs.get(second)) else {
@@ -435,8 +473,12 @@ impl ExecutionPlan for KnnExec {
         let ranks =
             ColumnStatistics::new_unknown().with_min_value(rank(1)).with_max_value(rank(list));
         columns.extend([ranks, ColumnStatistics::new_unknown()]);
+        let all = queries.num_rows.multiply(&Precision::Inexact(list));
         let mut statistics = Statistics {
-            num_rows: queries.num_rows.multiply(&Precision::Inexact(list)),
+            num_rows: match args.partition() {
+                Some(_) => all.map(|rows| rows.div_ceil(self.partitions())),
+                None => all,
+            },
             total_byte_size: Precision::Absent,
             column_statistics: columns,
         };
@@ -453,33 +495,51 @@ impl ExecutionPlan for KnnExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
-        if partition != 0 {
-            return internal_err!("KnnExec has one partition, not {partition}");
+        let partitions = self.partitions();
+        if partition >= partitions {
+            return internal_err!("KnnExec has {partitions} partitions, and none is {partition}");
         }
+        let metrics = Metrics::new(&self.metrics, partition, self.spec.lsh.is_some());
+        let begin =
+            || Ok(Run::new(self.execution(&context), self.inputs(&context)?, partitions, &metrics));
+        let (run, is_first) = self.runs.join(partition, partitions, begin)?;
+        let batch_size = context.session_config().batch_size();
+        Ok(stream::output(run, partition, is_first, batch_size, metrics))
+    }
+}
+
+impl KnnExec {
+    /// Starts the inputs.
+    fn inputs(&self, context: &Arc<TaskContext>) -> Result<JoinStreams> {
         let start = |(input_columns, plan): &(InputColumns, Arc<dyn ExecutionPlan>)| {
-            InputStreams::start(input_columns, &plan.schema(), plan, &context)
+            InputStreams::start(input_columns, &plan.schema(), plan, context)
         };
         let queries = self.queries.as_ref().map(start).transpose()?;
-        let (input_columns, plan) = &self.base;
         let training = self.training.as_ref().map(start).transpose()?;
+        let (input_columns, plan) = &self.base;
+        let cache = self.cache.as_ref().and_then(|cache| cache.open(context.memory_pool()));
+        let base = BaseInput {
+            input_columns: input_columns.clone(),
+            schema: self.base_schema(),
+            plan: plan.clone(),
+            context: context.clone(),
+            cache: cache.and_then(|cache| Some((cache, self.base_key()?))),
+        };
+        Ok(JoinStreams { queries, base, training })
+    }
+
+    /// The parameters of an execution.
+    fn execution(&self, context: &Arc<TaskContext>) -> KnnExecution {
+        let (input_columns, plan) = &self.base;
         let kind = self.kind();
         let base_rows = expected_rows(plan);
         let expected = match &self.queries {
             Some((_, plan)) => expected_rows(plan),
             None => base_rows,
         };
-        let schema = self.base_schema();
-        let dim = input_columns.known_dim(schema.fields());
-        let cache = self.cache.as_ref().and_then(|cache| cache.open(context.memory_pool()));
-        let base = BaseInput {
-            input_columns: input_columns.clone(),
-            schema,
-            plan: plan.clone(),
-            context: context.clone(),
-            cache: cache.and_then(|cache| Some((cache, self.base_key()?))),
-        };
+        let dim = input_columns.known_dim(self.base_schema().fields());
         let (k, rows) = (self.spec.params.k(), base_rows.unwrap_or(usize::MAX));
-        let execution = base::KnnExecution {
+        KnnExecution {
             spec: self.spec.clone(),
             schema: self.schema.clone(),
             kind,
@@ -492,12 +552,6 @@ impl ExecutionPlan for KnnExec {
             fetch: self.fetch,
             expected,
             residence: self.residence.clone(),
-        };
-        Ok(stream::run(
-            execution,
-            stream::JoinStreams { queries, base, training },
-            &context,
-            &self.metrics,
-        ))
+        }
     }
 }

@@ -166,8 +166,8 @@ pub(super) struct Batches {
     /// The columns of the base.
     pub base: Arc<Carried>,
     /// The columns of the queries; in a self-join of the base, the base has them.
-    pub queries: Option<Carried>,
-    /// The base row of the first query, in a self-join of the base.
+    pub queries: Option<Arc<Carried>>,
+    /// The row of the first query among those columns.
     pub first_query: usize,
     pub neighbors: Neighbors,
     /// The start of each query's list, if their lengths differ.
@@ -176,7 +176,7 @@ pub(super) struct Batches {
     pub next: usize,
     pub batch_size: usize,
     /// Reservations for the queries' columns and for the lists.
-    pub _reservations: Vec<MemoryReservation>,
+    pub _reservations: Arc<Vec<MemoryReservation>>,
 }
 
 impl Batches {
@@ -225,7 +225,7 @@ impl Batches {
 
     /// The carried columns of the queries and of the base.
     fn carried(&self) -> (&Carried, &Carried) {
-        (self.queries.as_ref().unwrap_or(&self.base), &self.base)
+        (self.queries.as_deref().unwrap_or(&self.base), &self.base)
     }
 
     fn batch(&self, range: Range<usize>) -> Result<RecordBatch> {
@@ -343,7 +343,7 @@ mod tests {
             starts: None,
             next: 0,
             batch_size: 8192,
-            _reservations: vec![],
+            _reservations: Arc::default(),
         };
         let mut row = 0;
         while let Some(batch) = batches.next(usize::MAX).unwrap() {

@@ -3,38 +3,45 @@
 //! Blocks grow, so that the first rows come soon. A limit bounds the number of queries that are
 //! searched.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use datafusion::common::internal_err;
+use datafusion::common::runtime::SpawnedTask;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryLimit, MemoryReservation};
+use tokio::sync::Semaphore;
 
 use super::base::{Base, KnnExecution};
 use super::metrics::Metrics;
 use super::output::{Batches, Carried};
 use super::queries::{QueryStream, SMALLEST_BLOCK, reserve};
 use super::stored_base::DeviceSearch;
-use crate::algo::knn::{SearchResult, listed};
+use crate::algo::knn::SearchResult;
 use crate::device::{AnyDevice, QueryRows};
 use crate::exec::operator::device_selection::may_fall_back;
+use crate::exec::operator::streams::join_error;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase, Watch};
-use crate::matrix::ElementKind;
-use crate::metric::Direction;
 use crate::rows::Rows;
 
 /// The number of queries of the first block; each block has twice those of the one before, up to
 /// `neighbors.batch_rows`. A consumer of the first rows waits for a small block only, and a
 /// consumer of all rows pays for a few more blocks.
-const FIRST_BLOCK: usize = 2048;
+pub(super) const FIRST_BLOCK: usize = 2048;
 
 /// The first block on a device with its own memory, which is inefficient on few queries.
 const FIRST_BLOCK_UPLOADED: usize = 16_384;
 
 /// The search of a running join, and its state.
 pub(super) struct BlockSearch {
-    execution: KnnExecution,
+    execution: Arc<KnnExecution>,
     base: Base,
     job: Job,
     queries: QuerySource,
+    /// Held during a search: the partitions of an output search one after the other, each with all
+    /// threads.
+    turn: Option<Arc<Semaphore>>,
     /// The number of queries of the next block.
     target: usize,
     /// The number of rows still to be found.
@@ -44,37 +51,51 @@ pub(super) struct BlockSearch {
     metrics: Metrics,
 }
 
-/// The source of the queries.
-pub(super) enum QuerySource {
-    Input(QueryStream),
-    /// In a self-join of the base, the next row to search.
-    Base(usize),
+/// The queries of a search: first those in memory, then those of the stream.
+#[derive(Default)]
+pub(super) struct QuerySource {
+    pub in_memory: Option<QueriesInMemory>,
+    pub stream: Option<QueryStream>,
+}
+
+/// Queries in memory: rows of the base in a self-join, or rows that were collected.
+pub(super) struct QueriesInMemory {
+    pub rows: Rows,
+    /// The carried columns; in a self-join of the base, the base has them.
+    pub carried: Option<Arc<Carried>>,
+    /// The rows still to be searched.
+    pub left: Range<usize>,
+    /// The largest number of queries whose lists these reservations have room for; `None` if every
+    /// block reserves its own lists.
+    pub reserved: Option<(usize, Arc<Vec<MemoryReservation>>)>,
 }
 
 /// Queries that are searched together.
 struct SearchBlock {
     rows: Rows,
     /// The carried columns of the queries; in a self-join of the base, the base has them.
-    carried: Option<Carried>,
+    carried: Option<Arc<Carried>>,
+    /// The row of the first query among those columns.
+    first: usize,
     query_rows: QueryRows,
-    reservations: Vec<MemoryReservation>,
+    reservations: Arc<Vec<MemoryReservation>>,
 }
 
 impl BlockSearch {
-    /// A search that reserves its blocks in `reservation`, and outputs batches of `batch_size`
-    /// rows.
+    /// A search that outputs batches of `batch_size` rows.
     pub fn new(
-        execution: KnnExecution,
+        execution: Arc<KnnExecution>,
         base: Base,
         queries: QuerySource,
-        reservation: MemoryReservation,
+        turn: Option<Arc<Semaphore>>,
         batch_size: usize,
         job: Job,
         metrics: Metrics,
     ) -> Self {
         let target = FIRST_BLOCK.min(execution.spec.batch_rows);
+        let reservation = execution.reserve("KnnExec queries");
         let left = execution.fetch.unwrap_or(usize::MAX);
-        Self { execution, base, job, queries, target, left, batch_size, reservation, metrics }
+        Self { execution, base, job, queries, turn, target, left, batch_size, reservation, metrics }
     }
 
     /// The neighbours of the next block; `None` after the last.
@@ -105,14 +126,13 @@ impl BlockSearch {
             let device = device.clone();
             self.metrics.phases.enter(Phase::Prepare);
             self.execution.device.fall_back(&device, error);
-            // Frees the failed device's search before its replacement is opened.
-            self.base.close();
-            self.base.open(&self.execution, AnyDevice::cpu(), &self.job).await?;
+            self.base.replace(&self.execution, AnyDevice::cpu(), &self.job).await?;
             result = self.search_on_device(&block).await?;
         }
         let mut result = result?;
         self.base.to_positions(&mut result.neighbors.rows);
-        self.metrics.record(&result, block.rows.len());
+        let base_rows = self.base.carried.positions.len();
+        self.metrics.record(&result, block.rows.len(), base_rows);
         if !self.base.rows.is_empty() {
             self.target = self.target.saturating_mul(2).min(self.execution.spec.batch_rows);
         }
@@ -120,10 +140,7 @@ impl BlockSearch {
             schema: self.execution.schema.clone(),
             base: self.base.carried.clone(),
             queries: block.carried,
-            first_query: match block.query_rows {
-                QueryRows::OfBase { first } => first as usize,
-                QueryRows::Separate => 0,
-            },
+            first_query: block.first,
             neighbors: result.neighbors,
             starts: result.starts,
             next: 0,
@@ -140,7 +157,18 @@ impl BlockSearch {
         let DeviceSearch { search, device, .. } = self.on_device(block.rows.len()).await?;
         self.metrics.phases.enter(Phase::Search);
         let job = self.base.job(&self.job);
-        let result = search.search(block.rows.clone(), block.query_rows, &job).await?;
+        let (rows, query_rows) = (block.rows.clone(), block.query_rows);
+        let result = match self.turn.clone() {
+            None => search.search(rows, query_rows, &job).await?,
+            // A task of its own: whoever holds the turn gives it back, also if nobody polls it.
+            Some(turn) => {
+                let task = async move {
+                    let _turn = turn.acquire_owned().await;
+                    search.search(rows, query_rows, &job).await
+                };
+                SpawnedTask::spawn(task).join_unwind().await.map_err(join_error)??
+            }
+        };
         self.base.trim_cache();
         self.metrics.device_memory.set_max(device.peak_memory() as usize);
         Ok(result)
@@ -157,71 +185,57 @@ impl BlockSearch {
         Ok(search)
     }
 
-    /// The number of neighbours of each query.
-    fn per_query(&self) -> usize {
-        let itself = usize::from(matches!(self.queries, QuerySource::Base(_)));
-        self.execution.spec.params.k().min(self.base.rows.len().saturating_sub(itself))
-    }
-
     /// The number of queries whose lists make up the rows still to be output.
     fn needed(&self) -> usize {
-        self.left.div_ceil(self.per_query().max(1))
+        self.left.div_ceil(self.base.per_query(&self.execution).max(1))
     }
 
     /// The next block of queries, as large as memory allows; `None` at the end.
     async fn block(&mut self) -> Result<Option<SearchBlock>> {
-        match self.queries {
-            QuerySource::Base(next) => self.block_of_base(next).await,
-            QuerySource::Input(_) => self.block_of_queries().await,
+        if let Some(block) = self.block_in_memory().await? {
+            return Ok(Some(block));
+        }
+        self.queries.in_memory = None;
+        match &self.queries.stream {
+            Some(_) => self.block_of_stream().await,
+            None => Ok(None),
         }
     }
 
-    /// Bytes of a query's candidate list while it grows, and of its result.
-    fn list_bytes(&self) -> usize {
-        let matrix = self.base.rows.matrix();
-        let k = listed(self.execution.spec.params.metric(), matrix, self.per_query());
-        let real =
-            if matrix.kind() == ElementKind::F64 { size_of::<f64>() } else { size_of::<f32>() };
-        // Lists are cut back to k whenever they exceed it by a quarter, in a buffer that doubles.
-        let entries = k.saturating_add((k / 4).clamp(8, 1024)).checked_next_power_of_two();
-        let growing = entries.unwrap_or(usize::MAX).saturating_mul(2 * real);
-        // A row, the device's distance and the Float64 distance.
-        let done = size_of::<u32>() + real + size_of::<f64>();
-        growing.saturating_add(k.saturating_mul(done)).saturating_add(64)
-    }
-
-    /// Bytes of a query.
-    fn row_bytes(&self) -> usize {
-        // Sets are counted when they are read.
-        let matrix = self.base.rows.matrix();
-        let bytes = matrix.kind().width(matrix.dim()) * matrix.kind().bytes();
-        if !self.execution.spec.params.metric().is_of_directions() {
-            return bytes;
-        }
-        // Vectors as given, and their unit vectors.
-        2 * bytes + size_of::<Direction>()
-    }
-
-    async fn block_of_base(&mut self, next: usize) -> Result<Option<SearchBlock>> {
-        let left = (self.base.rows.len() - next).min(self.needed());
+    async fn block_in_memory(&mut self) -> Result<Option<SearchBlock>> {
+        let left = self.queries.in_memory.as_ref().map_or(0, |queries| queries.left.len());
+        let left = left.min(self.needed());
         if left == 0 {
             return Ok(None);
         }
         self.on_device(left).await?;
-        let reservation = self.reservation.new_empty();
-        let rows = reserve(&reservation, self.list_bytes(), left.min(self.target))?;
-        self.queries = QuerySource::Base(next + rows);
+        let Some(queries) = &mut self.queries.in_memory else { return Ok(None) };
+        let (rows, reservations) = match &queries.reserved {
+            Some((most, reserved)) => (left.min(self.target).min(*most), reserved.clone()),
+            None => {
+                let reservation = self.reservation.new_empty();
+                let bytes = self.base.list_bytes(&self.execution);
+                let rows = reserve(&reservation, bytes, left.min(self.target))?;
+                (rows, Arc::new(vec![reservation]))
+            }
+        };
+        let first = queries.left.start;
+        queries.left.start += rows;
         Ok(Some(SearchBlock {
-            query_rows: QueryRows::OfBase { first: next as u32 },
-            rows: self.base.rows.slice(next..next + rows),
-            carried: None,
-            reservations: vec![reservation],
+            query_rows: match queries.carried {
+                Some(_) => QueryRows::Separate,
+                None => QueryRows::OfBase { first: first as u32 },
+            },
+            rows: queries.rows.slice(first..first + rows),
+            carried: queries.carried.clone(),
+            first,
+            reservations,
         }))
     }
 
-    async fn block_of_queries(&mut self) -> Result<Option<SearchBlock>> {
+    async fn block_of_stream(&mut self) -> Result<Option<SearchBlock>> {
         let base = self.base.rows.clone();
-        let (needed, bytes) = (self.needed(), self.list_bytes().saturating_add(self.row_bytes()));
+        let (needed, bytes) = (self.needed(), self.base.query_bytes(&self.execution));
         // A margin over the needed queries: the first may have NULL vectors.
         // LSH parameters are tuned on all queries that fit in memory.
         let chooses = self.execution.chooses() && self.base.search.is_none();
@@ -230,10 +244,10 @@ impl BlockSearch {
         };
         loop {
             let target = block_rows(self.target);
-            let QuerySource::Input(queries) = &mut self.queries else {
+            let Some(queries) = &mut self.queries.stream else {
                 return internal_err!("a join of the base with itself has no other queries");
             };
-            let reader = reader(&self.execution, &base, queries.seen);
+            let reader = query_reader(&self.execution, &base, queries.seen);
             let block = queries.begin(reader, bytes);
             let block = queries.fill(block, target).await?;
             if block.len() == 0 {
@@ -253,7 +267,7 @@ impl BlockSearch {
             if !chooses {
                 self.on_device(expected.min(needed)).await?;
                 let target = block_rows(self.target);
-                let QuerySource::Input(queries) = &mut self.queries else { continue };
+                let Some(queries) = &mut self.queries.stream else { continue };
                 block = queries.fill(block, target).await?;
             }
             block.settle();
@@ -270,16 +284,17 @@ impl BlockSearch {
                     Some(_) => rows,
                     None => rows.slice(0..rows.len().min(needed)),
                 },
-                carried: Some(carried),
+                carried: Some(Arc::new(carried)),
+                first: 0,
                 query_rows: QueryRows::Separate,
-                reservations: reservations.into(),
+                reservations: Arc::new(reservations.into()),
             }));
         }
     }
 }
 
 /// A reader of queries that starts at row `first` of their input, with the dimension of the base.
-fn reader(execution: &KnnExecution, base: &Rows, first: u64) -> VectorReader {
+pub(super) fn query_reader(execution: &KnnExecution, base: &Rows, first: u64) -> VectorReader {
     let spec = &execution.spec;
     let vector = spec.query_vector.as_ref().unwrap_or(&spec.base_vector).clone();
     let dim = (!base.is_empty()).then(|| base.matrix().dim());

@@ -81,13 +81,16 @@ struct Booking {
 }
 
 impl Phases {
-    /// The phases of an operator; the first is reading.
+    /// The phases of an operator's output partition; the first is reading.
     pub fn new(
         set: &ExecutionPlanMetricsSet,
+        partition: usize,
         phases: &[Phase],
         baseline: &BaselineMetrics,
     ) -> Self {
-        let time = |phase: &Phase| (*phase, MetricBuilder::new(set).subset_time(metric(*phase), 0));
+        let time = |phase: &Phase| {
+            (*phase, MetricBuilder::new(set).subset_time(metric(*phase), partition))
+        };
         let times = phases.iter().map(time).collect();
         let compute = baseline.elapsed_compute().clone();
         let (now, emits, since) = (Phase::Read, false, None);

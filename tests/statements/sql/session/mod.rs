@@ -3,6 +3,7 @@
 mod cache;
 mod embedding;
 mod fallback;
+mod partitions;
 mod plans;
 mod stored;
 mod surface;
@@ -43,7 +44,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("a_foreign_query_planner_is_refused", || run(foreign_planner())),
     ("a_host_without_relation_planners_calls_by_position", || run(by_position())),
     ("tensors_are_vectors", || run(tensors())),
-    ("partitions_and_batches_change_nothing", || run(partitions())),
+    ("partitions_and_batches_change_nothing", || run(partitioned_inputs())),
     ("data_frames_give_what_sql_gives", || run(data_frames())),
     ("a_base_larger_than_the_pool_is_refused", || run(large_base())),
     ("queries_larger_than_the_pool_are_cut", || run(large_queries())),
@@ -71,6 +72,10 @@ pub const TESTS: &[(&str, Test)] = &[
     ("bases_of_changed_files_are_read", || run(cache::changed_files())),
     ("bases_give_way", || run(cache::memory())),
     ("bases_have_many_callers", || run(cache::callers())),
+    ("partitions_are_ranges_of_the_queries", || run(partitions::concatenated())),
+    ("partitions_need_memory", || run(partitions::memory())),
+    ("partitions_serve_what_repartitions", || run(partitions::plans())),
+    ("partitions_fail_together", || run(partitions::failures())),
     ("callers_may_be_workers_that_all_wait", embedding::workers_that_wait),
     ("statements_in_local_sets", embedding::local_sets),
     ("sessions_run_side_by_side", embedding::sessions_side_by_side),
@@ -203,7 +208,7 @@ async fn tensors() -> Result<(), Failed> {
 }
 
 /// Ties are decided by the order of the input, for any partitioning.
-async fn partitions() -> Result<(), Failed> {
+async fn partitioned_inputs() -> Result<(), Failed> {
     for (name, arguments) in [
         ("knn_exact", ""),
         ("knn_lsh", ""),

@@ -1,0 +1,330 @@
+//! The output partitions of a [`KnnExec`](super::KnnExec): consecutive ranges of the queries over
+//! one base.
+//!
+//! A single partition reads its queries as a stream. Several read them into memory, once, and each
+//! searches its range; their concatenation is the output of a single partition. Where the session's
+//! memory has no room for that, or for lists of all partitions at a time, the first partition
+//! searches all queries, and the others are empty.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use datafusion::common::DataFusionError;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::repartition::RepartitionExec;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use tokio::sync::Semaphore;
+
+use super::KnnExec;
+use super::base::{Base, BaseInput, KnnExecution, ReservedInput, read};
+use super::metrics::Metrics;
+use super::queries::{QueryStream, SMALLEST_BLOCK};
+use super::search::{FIRST_BLOCK, QueriesInMemory, QuerySource, query_reader};
+use crate::device::QueryRows;
+use crate::exec::inputs::row_local;
+use crate::exec::operator::drain::InputStreams;
+use crate::exec::operator::phases::Phases;
+use crate::exec::operator::streams::{CancelOnDrop, PoolBudget, expected_rows};
+use crate::job::{Cancel, Job};
+use crate::parallel::lock;
+
+/// The fewest queries of a partition, one batch of DataFusion's: fewer queries in more searches would
+/// pass over the base more often than one search of them all.
+const FEWEST_QUERIES: usize = 8192;
+
+/// The maximum bytes of queries, with their lists, that are collected for several partitions.
+const COLLECTED_BYTES: usize = 1 << 30;
+
+/// The streams of the inputs of a join.
+pub(super) struct JoinStreams {
+    pub queries: Option<InputStreams>,
+    pub base: BaseInput,
+    /// The rows that hyperplanes are trained on.
+    pub training: Option<InputStreams>,
+}
+
+/// One execution of all partitions.
+#[derive(Clone)]
+pub(super) struct Run {
+    pub execution: Arc<KnnExecution>,
+    started: Shared<BoxFuture<'static, Result<Arc<Started>, Arc<DataFusionError>>>>,
+    /// Dropping the last partition cancels the reading of the inputs.
+    pub cancel: Arc<CancelOnDrop>,
+}
+
+/// The base, and the queries of each partition until it takes them.
+struct Started {
+    base: Base,
+    queries: Mutex<Vec<QuerySource>>,
+    turn: Option<Arc<Semaphore>>,
+}
+
+impl Run {
+    /// An execution in `partitions` partitions, with the metrics of the one that is executed first.
+    pub fn new(
+        execution: KnnExecution,
+        inputs: JoinStreams,
+        partitions: usize,
+        metrics: &Metrics,
+    ) -> Self {
+        let execution = Arc::new(execution);
+        let cancel = Arc::new(CancelOnDrop(Cancel::default()));
+        let (phases, base_rows) = (metrics.phases.clone(), metrics.base_rows.clone());
+        let job = execution.job(&cancel.0, &phases);
+        let starting = execution.clone();
+        let started = async move {
+            let started = start(&starting, inputs, partitions, &phases, &job).await?;
+            base_rows.add(started.base.carried.positions.len());
+            Ok(Arc::new(started))
+        };
+        Self {
+            execution,
+            started: started.map(|done| done.map_err(Arc::new)).boxed().shared(),
+            cancel,
+        }
+    }
+
+    /// The base, the queries of a partition, and the turn of its searches.
+    pub async fn part(
+        &self,
+        partition: usize,
+    ) -> Result<(Base, QuerySource, Option<Arc<Semaphore>>)> {
+        let started = self
+            .started
+            .clone()
+            .await
+            .map_err(|error| Arc::try_unwrap(error).unwrap_or_else(DataFusionError::Shared))?;
+        let queries = std::mem::take(&mut lock(&started.queries)[partition]);
+        Ok((started.base.clone(), queries, started.turn.clone()))
+    }
+}
+
+/// The run that partitions join until each has been executed.
+#[derive(Default)]
+pub(super) struct Runs(Mutex<Option<(Run, Vec<bool>)>>);
+
+impl fmt::Debug for Runs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runs").finish_non_exhaustive()
+    }
+}
+
+impl Runs {
+    /// The run of a partition, and whether it has begun with it.
+    pub fn join(
+        &self,
+        partition: usize,
+        partitions: usize,
+        begin: impl FnOnce() -> Result<Run>,
+    ) -> Result<(Run, bool)> {
+        let mut current = lock(&self.0);
+        let (run, mut joined, is_first) = match current.take() {
+            Some((run, joined)) if !joined[partition] => (run, joined, false),
+            _ => (begin()?, vec![false; partitions], true),
+        };
+        joined[partition] = true;
+        if !joined.iter().all(|joined| *joined) {
+            *current = Some((run.clone(), joined));
+        }
+        Ok((run, is_first))
+    }
+}
+
+impl KnnExecution {
+    pub fn reserve(&self, name: &str) -> MemoryReservation {
+        MemoryConsumer::new(name).register(&self.pool)
+    }
+
+    /// A job of this execution, ended by `cancel`.
+    pub fn job(&self, cancel: &Cancel, phases: &Phases) -> Job {
+        let budget = Arc::new(PoolBudget(self.reserve("KnnExec rows")));
+        let job = Job::new(cancel.clone()).with_budget(budget);
+        match self.spec.lsh {
+            Some(_) => job.with_watch(Arc::new(phases.clone())),
+            None => job,
+        }
+    }
+}
+
+/// Reads the base, and the queries if they are split among several partitions.
+async fn start(
+    execution: &KnnExecution,
+    JoinStreams { queries, base, training }: JoinStreams,
+    partitions: usize,
+    phases: &Phases,
+    job: &Job,
+) -> Result<Started> {
+    let _warm_up = execution.request.warm_up(execution.warm());
+    let reservation = execution.reserve("KnnExec training");
+    let training = training.map(|streams| ReservedInput { streams, reservation });
+    let stream = queries.map(|InputStreams { input_columns, streams, .. }| {
+        let reservation = execution.reserve("KnnExec queries");
+        QueryStream::new(input_columns, streams, &reservation, phases.clone())
+    });
+    let mut base = read(execution, base, training, phases, job).await?;
+    let mut queries = QuerySource { in_memory: None, stream };
+    if queries.stream.is_none() {
+        let rows = base.rows.clone();
+        let end = if execution.chooses() { rows.len() } else { 0 };
+        base.sample = (rows.slice(0..end), QueryRows::OfBase { first: 0 });
+        let left = 0..rows.len();
+        queries.in_memory = Some(QueriesInMemory { rows, carried: None, left, reserved: None });
+    } else if partitions > 1 {
+        queries = collect(execution, &mut base, queries).await?;
+    }
+    let split = match partitions {
+        1 => None,
+        _ => split(execution, &base, &queries, partitions),
+    };
+    let Some(split) = split else {
+        let others = (1..partitions).map(|_| QuerySource::default());
+        let queries = [queries].into_iter().chain(others).collect();
+        return Ok(Started { base, queries: Mutex::new(queries), turn: None });
+    };
+    if let Some(queries) = &queries.in_memory {
+        base.on_device(execution, phases, queries.left.len(), job).await?;
+    }
+    Ok(Started { base, queries: Mutex::new(split), turn: Some(Arc::new(Semaphore::new(1))) })
+}
+
+/// The queries in memory, as many as there is room for, and the stream of the rest.
+async fn collect(
+    execution: &KnnExecution,
+    base: &mut Base,
+    queries: QuerySource,
+) -> Result<QuerySource> {
+    let Some(mut stream) = queries.stream else { return Ok(queries) };
+    let bytes = base.query_bytes(execution);
+    let block = stream.begin(query_reader(execution, &base.rows, stream.seen), bytes);
+    let most = (COLLECTED_BYTES / bytes.max(1)).max(SMALLEST_BLOCK);
+    let block = stream.fill(block, most).await?;
+    block.settle();
+    let (reader, mut carried, reservations) = block.into_parts();
+    let (rows, positions) = reader.finish();
+    carried.positions = positions;
+    if execution.chooses() {
+        base.sample = (rows.clone(), QueryRows::Separate);
+    }
+    let in_memory = QueriesInMemory {
+        left: 0..rows.len(),
+        rows,
+        carried: Some(Arc::new(carried)),
+        reserved: Some((execution.spec.batch_rows, Arc::new(reservations.into()))),
+    };
+    let stream = (!stream.ended).then_some(stream);
+    Ok(QuerySource { in_memory: Some(in_memory), stream })
+}
+
+/// The queries of each partition; `None` if they are not all in memory, or if the session's memory
+/// has no room for lists of all partitions.
+fn split(
+    execution: &KnnExecution,
+    base: &Base,
+    queries: &QuerySource,
+    partitions: usize,
+) -> Option<Vec<QuerySource>> {
+    let QuerySource { in_memory: Some(all), stream: None } = queries else { return None };
+    let of_each = all.left.len().div_ceil(partitions).max(FEWEST_QUERIES);
+    let reserved = match &all.reserved {
+        Some(reserved) => reserved.clone(),
+        None => {
+            let reservation = execution.reserve("KnnExec queries");
+            let list = base.list_bytes(execution).saturating_mul(partitions);
+            let mut block = of_each.min(execution.spec.batch_rows);
+            while reservation.try_resize(block.saturating_mul(list)).is_err() {
+                block = (block / 2 >= FIRST_BLOCK).then_some(block / 2)?;
+            }
+            (block, Arc::new(vec![reservation]))
+        }
+    };
+    let part = |partition: usize| {
+        let start = (partition * of_each).min(all.left.len());
+        let left = start..(start + of_each).min(all.left.len());
+        let (rows, carried, reserved) = (all.rows.clone(), all.carried.clone(), reserved.clone());
+        let in_memory = QueriesInMemory { rows, carried, left, reserved: Some(reserved) };
+        QuerySource { in_memory: Some(in_memory), stream: None }
+    };
+    Some((0..partitions).map(part).collect())
+}
+
+/// A physical optimizer rule: a search whose rows are repartitioned has as many output partitions
+/// as the session targets, if there are queries for them.
+///
+/// Elsewhere it keeps its one partition, and with it the order of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartitionSearches;
+
+impl PhysicalOptimizerRule for PartitionSearches {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        config: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let target = config.execution.target_partitions;
+        let rule = |plan: Arc<dyn ExecutionPlan>| match plan.downcast_ref::<RepartitionExec>() {
+            Some(repartition) if !repartition.preserve_order() => {
+                match partitioned(repartition.input(), target)? {
+                    Some(input) => Ok(Transformed::yes(over(&plan, input)?)),
+                    None => Ok(Transformed::no(plan)),
+                }
+            }
+            _ => Ok(Transformed::no(plan)),
+        };
+        plan.transform_up(rule).data()
+    }
+
+    fn name(&self) -> &str {
+        "neighbors_partition_searches"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// The same operator over another input.
+fn over(
+    plan: &Arc<dyn ExecutionPlan>,
+    input: Arc<dyn ExecutionPlan>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+    plan.clone().replace_children(vec![input], options)
+}
+
+/// The plan with a search of several partitions, below operators that pass its rows on one by one.
+fn partitioned(
+    plan: &Arc<dyn ExecutionPlan>,
+    target: usize,
+) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+    if let Some(search) = plan.downcast_ref::<KnnExec>() {
+        return Ok(search.in_partitions(target));
+    }
+    match plan.children()[..] {
+        [input] if row_local(plan) && plan.fetch().is_none() => {
+            let input = partitioned(input, target)?;
+            input.map(|input| over(plan, input)).transpose()
+        }
+        _ => Ok(None),
+    }
+}
+
+impl KnnExec {
+    /// The same search with up to `target` output partitions: as many as there are queries for, by
+    /// statistics. `None` if one is all.
+    fn in_partitions(&self, target: usize) -> Option<Arc<dyn ExecutionPlan>> {
+        let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
+        let expected = expected_rows(queries).unwrap_or(usize::MAX);
+        let partitions = target.min(expected / FEWEST_QUERIES);
+        if partitions < 2 || self.fetch.is_some() {
+            return None;
+        }
+        Some(Arc::new(self.with_partitions(partitions).ok()?))
+    }
+}
