@@ -45,6 +45,7 @@ pub use contract::{Labels, Pairing, RoundsRun};
 pub use cpu::{CpuDevice, ExactPairs};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
+pub(crate) use sums::sums_by_label;
 
 mod sealed {
     pub trait Sealed {}

@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::error::Result;
+use crate::job::Job;
 use crate::matrix::Real;
 use crate::parallel::in_parallel;
 
@@ -55,20 +57,29 @@ const MOST_STEP: i32 = 1022;
 impl Steps {
     /// Chooses steps for sums of these rows.
     pub(super) fn choose<T: Real>(values: &[T], width: usize, weights: Option<&[f64]>) -> Self {
-        let rows = values.len() / width.max(1);
+        let product = |row: usize, column: usize| {
+            let weight = weights.map_or(1.0, |weights| weights[row]);
+            weight * values[row * width + column].to_f64()
+        };
+        let has_parts = weights.is_some() || T::MANTISSA > 24;
+        Self::for_products(values.len() / width.max(1), width, has_parts, product)
+    }
+
+    /// Chooses steps for sums of `rows` rows of these products.
+    fn for_products(
+        rows: usize,
+        width: usize,
+        has_parts: bool,
+        product: impl Fn(usize, usize) -> f64 + Sync,
+    ) -> Self {
         let rows_bits = usize::BITS - rows.saturating_sub(1).leading_zeros();
         let bits = (62 - rows_bits as i32).min(51);
-        let has_parts = weights.is_some() || T::MANTISSA > 24;
         let room = if has_parts { 2 * bits } else { bits };
         // The last bits of all f32 are between 2^-149 and 2^104: other steps are useless.
         let range = if has_parts { (LEAST_STEP, MOST_STEP) } else { (-149, 104) };
         let stride = rows.div_ceil(SAMPLE).max(1);
         let exponent = |column: usize| {
-            let product = |row: usize| {
-                let weight = weights.map_or(1.0, |weights| weights[row]);
-                weight * values[row * width + column].to_f64()
-            };
-            let sample = (0..rows).step_by(stride).map(product);
+            let sample = (0..rows).step_by(stride).map(|row| product(row, column));
             let spans = sample.filter(|x| x.is_normal()).map(|x| {
                 let (mantissa, exponent) = parts_of(x);
                 let top = exponent + (u64::BITS - mantissa.leading_zeros()) as i32;
@@ -132,6 +143,53 @@ impl Steps {
     }
 }
 
+/// Rows of a block of [`sums_by_label`].
+const BLOCK: usize = 16_384;
+
+/// The sum of the rows' terms in each of `cells` cells, exact and rounded once. A term is a number and a weight,
+/// of which the product is rounded once; an infinite one makes its sum infinite.
+///
+/// # Errors
+/// [`Cancelled`](crate::Error::Cancelled).
+pub(crate) fn sums_by_label(
+    rows: usize,
+    cells: usize,
+    label: impl Fn(usize) -> usize + Sync,
+    term: impl Fn(usize) -> (f64, f64) + Sync,
+    job: &Job,
+) -> Result<Vec<f64>> {
+    let product = |row: usize, _| {
+        let (number, weight) = term(row);
+        number * weight
+    };
+    let steps = Arc::new(Steps::for_products(rows, 1, true, product));
+    // Several rows per cell, so that the sums of blocks are small beside the rows.
+    let block = BLOCK.max(16 * cells);
+    let starts = (0..rows).step_by(block).collect();
+    let blocks = in_parallel(starts, |start: usize| {
+        job.check()?;
+        let (mut sums, mut infinite) = (ExactSums::new(steps.clone(), cells), Vec::new());
+        for row in start..rows.min(start + block) {
+            match (label(row), term(row)) {
+                (cell, (number, weight)) if number.is_finite() && weight.is_finite() => {
+                    sums.move_row(&[number], weight, None, cell);
+                }
+                (cell, _) => infinite.push(cell),
+            }
+        }
+        Ok((sums, infinite))
+    });
+    let (mut all, mut infinite) = (ExactSums::new(steps.clone(), cells), Vec::new());
+    for of_block in blocks {
+        let (sums, more) = of_block?;
+        all.absorb(&sums);
+        infinite.extend(more);
+    }
+    let mut totals: Vec<_> = (0..cells).map(|cell| all.total(cell, 0).to_f64()).collect();
+    infinite.into_iter().for_each(|cell| totals[cell] = f64::INFINITY);
+    Ok(totals)
+}
+
 /// A number in steps, and whether it is an integer multiple of at most `limit` steps.
 #[inline(always)]
 fn in_steps(x: f64, inverse: f64, step: f64, limit: f64) -> (i64, bool) {
@@ -157,7 +215,7 @@ fn in_parts(x: f64, weight: f64, inverse: f64, step: f64, limit: f64) -> (i64, i
 
 /// The nearest integer of a number up to 2⁵¹, in both types; unspecified for a larger one.
 #[inline(always)]
-fn integer(x: f64) -> (f64, i64) {
+pub(super) fn integer(x: f64) -> (f64, i64) {
     let shifted = x + ROUND_TO_INTEGER_F64;
     (
         shifted - ROUND_TO_INTEGER_F64,
@@ -453,9 +511,13 @@ impl Scaled {
 
     /// The quotient in float64, rounded once; clamped to finite numbers.
     pub(super) fn over(self, other: Self) -> f64 {
-        let quotient = self.mantissa / other.mantissa;
-        let mut exponent = self.exponent - other.exponent;
-        let mut scaled = quotient;
+        let (mantissa, exponent) = (self.mantissa / other.mantissa, self.exponent - other.exponent);
+        Self { mantissa, exponent }.to_f64().clamp(-f64::MAX, f64::MAX)
+    }
+
+    /// The number in float64, rounded once.
+    fn to_f64(self) -> f64 {
+        let Self { mantissa: mut scaled, mut exponent } = self;
         // Exponent steps small enough for numbers between 2^-128 and 2^128 to lose no bits before
         // the last one.
         while exponent != 0 && scaled != 0.0 && scaled.is_finite() {
@@ -463,7 +525,7 @@ impl Scaled {
             scaled *= power_of_two(step);
             exponent -= step;
         }
-        scaled.clamp(-f64::MAX, f64::MAX)
+        scaled
     }
 }
 
@@ -498,6 +560,43 @@ mod tests {
 
     fn total(rows: &[f64], weights: Option<&[f64]>) -> f64 {
         sums_of(rows, weights).total(0, 0).over(Scaled::whole(1))
+    }
+
+    #[test]
+    fn sums_by_label_do_not_depend_on_the_order_of_rows() {
+        let mut random = crate::random::Random::new(7);
+        let (count, cells) = (3 * BLOCK + 11, 5);
+        let terms: Vec<_> = (0..count)
+            .map(|_| (random.below(5), random.normal() * 1e3, random.normal().exp2()))
+            .collect();
+        let sums = |row: &(dyn Fn(usize) -> usize + Sync)| {
+            let label = |i: usize| terms[row(i)].0 as usize;
+            let term = |i: usize| (terms[row(i)].1, terms[row(i)].2);
+            sums_by_label(count, cells, label, term, &Job::default()).unwrap()
+        };
+        let first = sums(&|i| i);
+        assert_eq!(first, sums(&|i| count - 1 - i));
+        assert_eq!(first, sums(&|i| (i * 7) % count));
+        for (cell, sum) in first.iter().enumerate() {
+            // The rounded products, summed with the error of every addition.
+            let (mut all, mut rest) = (0.0f64, 0.0);
+            for (_, number, weight) in terms.iter().filter(|term| term.0 as usize == cell) {
+                let (term, before) = (number * weight, all);
+                all += term;
+                let back = all - before;
+                rest += (before - (all - back)) + (term - back);
+            }
+            assert_eq!(*sum, all + rest);
+        }
+    }
+
+    #[test]
+    fn sums_that_overflow_are_infinite() {
+        let numbers = [1.0, f64::MAX, f64::MAX, f64::INFINITY, 2.0];
+        let term = |row: usize| (numbers[row], 1.0);
+        let label = |row: usize| [0, 1, 1, 2, 0][row];
+        let sums = sums_by_label(5, 4, label, term, &Job::default()).unwrap();
+        assert_eq!(sums, [3.0, f64::INFINITY, f64::INFINITY, 0.0]);
     }
 
     #[test]

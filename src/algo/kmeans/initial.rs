@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::input::ProblemInput;
 use super::params::{Init, KMeansParams};
-use crate::device::{Assignment, KMeansDevice, KMeansInput, KMeansSession};
+use crate::device::{Assignment, KMeansDevice, KMeansInput, KMeansSession, sums_by_label};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::{Matrix, Real};
@@ -109,17 +109,21 @@ impl<T: Real> ProblemInput<'_, T> {
         let mut costs = assign_to(&candidates)?.costs;
         for _ in 0..ROUNDS {
             // A row of weight 0 costs nothing at any distance.
-            let share = |row: usize, cost: &T| match self.weight(row) {
-                0.0 => 0.0,
-                weight => weight * cost.to_f64(),
+            let term = |row: usize| match self.weight(row) {
+                0.0 => (0.0, 0.0),
+                weight => (costs[row].to_f64(), weight),
             };
-            let total: f64 = costs.iter().enumerate().map(|(row, cost)| share(row, cost)).sum();
+            let total = sums_by_label(costs.len(), 1, |_| 0, term, job)?[0];
             if total <= 0.0 {
                 break;
             }
-            let drawn: Vec<T> = (costs.iter().enumerate())
-                .filter(|(row, cost)| random.unit() < oversampling * share(*row, cost) / total)
-                .flat_map(|(row, _)| self.row(row).iter().copied())
+            let is_drawn = |row: &usize| {
+                let (cost, weight) = term(*row);
+                random.unit() < oversampling * (weight * cost) / total
+            };
+            let drawn: Vec<T> = (0..costs.len())
+                .filter(is_drawn)
+                .flat_map(|row| self.row(row).iter().copied())
                 .collect();
             if drawn.is_empty() {
                 continue;
@@ -132,10 +136,8 @@ impl<T: Real> ProblemInput<'_, T> {
         }
         let labels = assign_to(&candidates)?.labels;
         let count = candidates.len() / self.dim;
-        let mut attracted = vec![0.0; count];
-        for (row, label) in labels.into_iter().enumerate() {
-            attracted[label as usize] += self.weight(row);
-        }
+        let (label, weight) = (|row: usize| labels[row] as usize, |row| (self.weight(row), 1.0));
+        let attracted = sums_by_label(labels.len(), count, label, weight, job)?;
         if attracted.iter().filter(|weight| **weight > 0.0).count() < k {
             // Fewer than `k` candidates attract rows: draw from all rows instead.
             return device.plus_plus(all, k, &mut random, job);

@@ -10,7 +10,7 @@ use super::input::ProblemInput;
 use super::params::{Init, KMeansParams};
 use crate::device::{
     Device, KMeansInput, KMeansProblem, KMeansSession, KMeansShape, Means, NearestCentroids,
-    OnDevice, StopReason, centroid_shift,
+    OnDevice, StopReason, centroid_shift, sums_by_label,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
@@ -18,10 +18,6 @@ use crate::matrix::{ElementKind, Matrix, Real};
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
 use crate::rows::Rows;
-
-/// Smallest number of rows in a block: costs are summed block by block, so that sums do not depend
-/// on the number of threads.
-const BLOCK: usize = 1 << 16;
 
 /// Bytes of a problem besides its rows, dimensions and clusters: here, in the session, and in its
 /// result, with the allocator's overhead for about twenty small allocations.
@@ -210,7 +206,7 @@ fn lloyd<D: Device, T: Real>(
         let centroids = Arc::new(Matrix::new(T::elements(centroids), input.params.k, input.dim));
         let (rows, metric) = (&input.rows, input.params.metric);
         let nearest = NearestCentroids::of(device, rows, &centroids, metric, labels, &part)?;
-        Ok(input.clustering(nearest, centroids, &progress))
+        input.clustering(nearest, centroids, &progress, &part)
     });
     clusterings.into_iter().collect()
 }
@@ -241,22 +237,19 @@ impl<T: Real> ProblemInput<'_, T> {
         NearestCentroids { labels, distances, work }: NearestCentroids,
         centroids: Arc<Matrix>,
         progress: &RunProgress,
-    ) -> Clustering {
+        job: &Job,
+    ) -> Result<Clustering> {
         let k = self.params.k;
-        // At least 16 rows per cluster, so that the partial results are small relative to the rows.
-        let block = BLOCK.max(16 * k);
-        let blocks = labels.chunks(block).zip(distances.chunks(block)).enumerate().collect();
-        let of_blocks =
-            in_parallel(blocks, |(i, (labels, distances)): (usize, (&[u32], &[f64]))| {
-                self.totals(i * block, labels, distances)
-            });
-        let mut of_blocks = of_blocks.into_iter();
-        let (mut sizes, mut inertias) =
-            of_blocks.next().unwrap_or_else(|| (vec![0; k], vec![0.0; k]));
-        for (more_rows, more) in of_blocks {
-            sizes.iter_mut().zip(more_rows).for_each(|(size, more)| *size += more);
-            inertias.iter_mut().zip(more).for_each(|(inertia, more)| *inertia += more);
-        }
+        let mut sizes = vec![0; k];
+        labels.iter().for_each(|label| sizes[*label as usize] += 1);
+        let is_squared = self.params.metric == Metric::L2;
+        let cost = |row: usize| match (self.weight(row), distances[row]) {
+            // A row of weight 0 costs nothing at any distance.
+            (0.0, _) => (0.0, 0.0),
+            (weight, distance) if is_squared => (distance * distance, weight),
+            (weight, distance) => (distance, weight),
+        };
+        let inertias = sums_by_label(labels.len(), k, |row| labels[row] as usize, cost, job)?;
         let rounds = Rounds {
             iterations: progress.iterations,
             moved: progress.moved,
@@ -264,23 +257,7 @@ impl<T: Real> ProblemInput<'_, T> {
             inertia: inertias.iter().sum(),
             work,
         };
-        Clustering { labels, distances, centroids, sizes, inertias, rounds }
-    }
-
-    /// The sizes and inertias of clusters, over a block of rows from `first` on.
-    fn totals(&self, first: usize, labels: &[u32], distances: &[f64]) -> (Vec<u64>, Vec<f64>) {
-        let (mut sizes, mut inertias) = (vec![0; self.params.k], vec![0.0; self.params.k]);
-        let is_squared = self.params.metric == Metric::L2;
-        for (row, (label, distance)) in labels.iter().zip(distances).enumerate() {
-            sizes[*label as usize] += 1;
-            // A row of weight 0 costs nothing at any distance.
-            let weight = self.weight(first + row);
-            if weight > 0.0 {
-                let cost = if is_squared { distance * distance } else { *distance };
-                inertias[*label as usize] += weight * cost;
-            }
-        }
-        (sizes, inertias)
+        Ok(Clustering { labels, distances, centroids, sizes, inertias, rounds })
     }
 }
 
@@ -306,35 +283,46 @@ mod tests {
     }
 
     #[test]
-    fn costs_of_many_blocks_are_those_of_their_rows() {
-        let (count, dim, k, mut random) = (2 * BLOCK + 4321, 2, 4_usize, Random::new(5));
-        // All blocks have different weights, and some rows weight 0.
+    fn inertias_are_those_of_the_rows_in_any_order() {
+        let (count, dim, k, mut random) = (70_000, 2, 4_usize, Random::new(5));
+        // Weights that grow, and some that are 0.
         let weights: Vec<f64> = (0..count).map(|row| (row - row % 9) as f64 / 7.0).collect();
         for metric in [Metric::L2, Metric::Cosine] {
             let mut values: Vec<f32> = (0..count * dim).map(|_| random.normal() as f32).collect();
             values.chunks_exact_mut(dim).for_each(|row| metric.prepare(row).unwrap_or(()));
-            let rows = Rows::all(Arc::new(Matrix::new(f32::elements(values), count, dim)));
             let params = KMeansParams {
                 max_iterations: 3,
+                init: Init::Given,
                 ..KMeansParams::try_new(k as u64, metric).unwrap()
             };
-            let (device, job) = (AnyDevice::cpu(), Job::default());
-            let clustering = kmeans(&device, &rows, Some(&weights), None, &params, &job).unwrap();
+            let rows = |values: &[f32]| {
+                let count = values.len() / dim;
+                Rows::all(Arc::new(Matrix::new(f32::elements(values.to_vec()), count, dim)))
+            };
+            let given = rows(&values[..k * dim]);
+            let run = |values: &[f32], weights: &[f64]| {
+                let (device, job) = (AnyDevice::cpu(), Job::default());
+                kmeans(&device, &rows(values), Some(weights), Some(&given), &params, &job).unwrap()
+            };
+            let clustering = run(&values, &weights);
             let (mut sizes, mut inertias) = (vec![0; k], vec![0.0; k]);
-            let all: Vec<_> =
-                clustering.labels.iter().zip(&clustering.distances).zip(&weights).collect();
-            for block in all.chunks(BLOCK) {
-                let mut of_block = vec![0.0; k];
-                for ((label, distance), weight) in block {
-                    let cost =
-                        if metric == Metric::L2 { **distance * **distance } else { **distance };
-                    sizes[**label as usize] += 1;
-                    of_block[**label as usize] += **weight * cost;
-                }
-                inertias.iter_mut().zip(of_block).for_each(|(all, more)| *all += more);
+            for ((label, distance), weight) in
+                clustering.labels.iter().zip(&clustering.distances).zip(&weights)
+            {
+                let cost = if metric == Metric::L2 { distance * distance } else { *distance };
+                sizes[*label as usize] += 1;
+                inertias[*label as usize] += weight * cost;
             }
             assert_eq!(clustering.sizes, sizes, "{metric}");
-            assert_eq!(clustering.inertias, inertias, "{metric}");
+            for (inertia, expected) in clustering.inertias.iter().zip(&inertias) {
+                assert!((inertia - expected).abs() <= 1e-11 * expected, "{metric}: {inertia}");
+            }
+            let backwards: Vec<f32> = values.chunks_exact(dim).rev().flatten().copied().collect();
+            let of_backwards: Vec<f64> = weights.iter().rev().copied().collect();
+            let other = run(&backwards, &of_backwards);
+            assert_eq!(other.inertias, clustering.inertias, "{metric}");
+            assert_eq!(other.centroids, clustering.centroids, "{metric}");
+            assert_eq!(other.rounds.iterations, clustering.rounds.iterations, "{metric}");
         }
     }
 
