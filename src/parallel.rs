@@ -1,10 +1,12 @@
 //! Threads: the only place outside `device/cpu` that manages them.
 
-use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use crate::error::Result;
 
@@ -34,15 +36,8 @@ pub(crate) fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T
     }
 }
 
-/// Busy threads per core up to which new work gets one thread per core.
-const FULL: usize = 4;
-
-/// Busy threads per core up to which new work gets `1 / SHARE` of that.
-const MOST: usize = 8;
-const SHARE: usize = 8;
-
-/// Idle thread pools of each size that are kept for reuse.
-const MOST_IDLE: usize = 4;
+/// The threads of this process beyond one per core.
+const BESIDE: usize = 32;
 
 /// The thread pools of this process.
 static POOLS: LazyLock<Pools> = LazyLock::new(Pools::of_process);
@@ -50,11 +45,12 @@ static POOLS: LazyLock<Pools> = LazyLock::new(Pools::of_process);
 /// Threads of a statement's own: on rayon's common pool, work stolen from another statement would
 /// delay the end of this one.
 ///
-/// The first [`FULL`] pieces of work have a thread for each core. Further ones have a share of
-/// them, so that a short one need not wait for long ones; beyond [`MOST`] threads per core, work
-/// waits in the order of arrival. A future dropped while it waits is skipped; one that is not
-/// polled on its turn delays all later ones. Results do not depend on the number of threads.
-pub(crate) async fn own_threads() -> Lease<'static> {
+/// Two pieces of work at the same time have a thread for each core; each of more has a share of
+/// twice as many, so that a short one need not wait for long ones. Beyond one thread for each core and
+/// [`BESIDE`], work waits in the order of arrival. A future dropped while it waits is skipped; one
+/// that is not polled on its turn delays all later ones. Results do not depend on the number of
+/// threads.
+pub(crate) async fn own_threads() -> Lease {
     POOLS.in_turn().await
 }
 
@@ -63,8 +59,8 @@ pub(crate) async fn own_threads() -> Lease<'static> {
 /// the caller.
 pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let requested = threads();
-    std::thread::scope(|scope| {
-        let done = scope.spawn(|| POOLS.at_once(requested).run(work)).join();
+    thread::scope(|scope| {
+        let done = scope.spawn(|| POOLS.at_once(requested).install(work)).join();
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
@@ -80,17 +76,27 @@ struct Pools {
 
 #[derive(Default)]
 struct PoolState {
-    /// Number of busy threads.
+    /// Number of busy threads, and of pieces of work that took their turn.
     busy: usize,
-    idle: Vec<ThreadPool>,
+    works: usize,
+    /// Pools for reuse.
+    idle: Vec<Arc<ThreadPool>>,
 }
 
 /// Threads for one piece of work, returned when this is dropped.
-pub(crate) struct Lease<'a> {
-    pools: &'a Pools,
+pub(crate) struct Lease {
+    pools: &'static Pools,
     /// Acquired when the work begins, since starting threads takes time.
-    pool: Option<ThreadPool>,
+    pool: Option<Arc<ThreadPool>>,
     threads: usize,
+    /// Whether it counts as work that took its turn.
+    in_turn: bool,
+}
+
+impl PoolState {
+    fn idle_threads(&self) -> usize {
+        self.idle.iter().map(|pool| pool.current_num_threads()).sum()
+    }
 }
 
 impl Pools {
@@ -98,7 +104,7 @@ impl Pools {
     fn of_process() -> Self {
         let first = pool_of(0);
         let pools = Self::of(first.as_ref().map_or(1, ThreadPool::current_num_threads));
-        pools.lock().idle.extend(first);
+        pools.lock().idle.extend(first.map(Arc::new));
         pools
     }
 
@@ -107,45 +113,62 @@ impl Pools {
     }
 
     /// Threads for work that waits for its turn, and then for threads.
-    async fn in_turn(&self) -> Lease<'_> {
+    async fn in_turn(&'static self) -> Lease {
         let _turn = self.turn.lock().await;
         loop {
-            if let Some(lease) = self.lease(self.cores, None) {
+            if let Some(lease) = self.lease_share() {
                 return lease;
             }
             self.given_back.notified().await;
         }
     }
 
-    /// Threads for work that cannot wait: `requested`, fewer or one.
-    fn at_once(&self, requested: usize) -> Lease<'_> {
-        self.lease(requested, Some(1)).expect("one thread at least")
+    /// The largest number of threads.
+    fn most(&self) -> usize {
+        self.cores + BESIDE
     }
 
-    /// Number of threads for work that can use `requested`, beside `busy` threads; `None` if the
-    /// limit is reached.
-    fn share(&self, busy: usize, requested: usize) -> Option<usize> {
-        let few = (self.cores / SHARE).clamp(1, requested);
-        let ways = [(requested, FULL * self.cores), (few, MOST * self.cores)];
-        let fits = |(threads, most): &(usize, usize)| busy + threads <= *most;
-        ways.into_iter().find(fits).map(|(threads, _)| threads)
+    /// Number of threads for the next piece of work beside `works` others with `busy` threads; `None`
+    /// if the limit is reached.
+    fn share(&self, works: usize, busy: usize) -> Option<usize> {
+        let threads = (2 * self.cores / (works + 1)).clamp(1, self.cores);
+        let free = self.most().saturating_sub(busy);
+        (free > 0).then_some(threads.min(free))
     }
 
-    /// Threads for work that can use `requested`; `otherwise` if the limit is reached.
-    fn lease(&self, requested: usize, otherwise: Option<usize>) -> Option<Lease<'_>> {
+    /// Threads for a piece of work that takes its turn.
+    fn lease_share(&'static self) -> Option<Lease> {
         let mut state = self.lock();
-        let threads = self.share(state.busy, requested).or(otherwise)?;
+        let threads = self.share(state.works, state.busy)?;
         state.busy += threads;
-        Some(Lease { pools: self, pool: None, threads })
+        state.works += 1;
+        Some(Lease { pools: self, pool: None, threads, in_turn: true })
+    }
+
+    /// Threads for work that cannot wait: `requested`, fewer or one.
+    fn at_once(&'static self, requested: usize) -> Lease {
+        let mut state = self.lock();
+        let threads = requested.min(self.most().saturating_sub(state.busy)).max(1);
+        state.busy += threads;
+        Lease { pools: self, pool: None, threads, in_turn: false }
     }
 
     /// A pool of `threads` threads; `None` if the system cannot start them.
-    fn pool(&self, threads: usize) -> Option<ThreadPool> {
+    fn pool(&self, threads: usize) -> Option<Arc<ThreadPool>> {
         let mut state = self.lock();
         let known = state.idle.iter().position(|pool| pool.current_num_threads() == threads);
-        let idle = known.map(|place| state.idle.swap_remove(place));
+        if let Some(place) = known {
+            return Some(state.idle.swap_remove(place));
+        }
+        let mut ended = Vec::new();
+        while state.busy + state.idle_threads() > self.most()
+            && let Some(pool) = state.idle.pop()
+        {
+            ended.push(pool);
+        }
         drop(state);
-        idle.or_else(|| pool_of(threads))
+        drop(ended);
+        pool_of(threads).map(Arc::new)
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
@@ -159,8 +182,30 @@ fn pool_of(threads: usize) -> Option<ThreadPool> {
     named.num_threads(threads).build().ok()
 }
 
-impl Lease<'_> {
-    pub(crate) fn run<T: Send>(mut self, work: impl FnOnce() -> T + Send) -> T {
+impl Lease {
+    /// Starts work on these threads, and returns where its result, or its panic, will arrive.
+    pub(crate) fn start<T: Send + 'static>(
+        mut self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> oneshot::Receiver<thread::Result<T>> {
+        let (sender, receiver) = oneshot::channel();
+        let pool = self.pools.pool(self.threads);
+        self.pool = pool.clone();
+        let whole = move || {
+            let result = catch_unwind(AssertUnwindSafe(work));
+            drop(self);
+            // Nobody may wait any more.
+            let _ = sender.send(result);
+        };
+        match pool {
+            Some(pool) => pool.spawn(whole),
+            None => drop(thread::spawn(whole)),
+        }
+        receiver
+    }
+
+    /// Runs work on these threads, and waits for it.
+    fn install<T: Send>(mut self, work: impl FnOnce() -> T + Send) -> T {
         self.pool = self.pools.pool(self.threads);
         match &self.pool {
             Some(pool) => pool.install(work),
@@ -169,12 +214,12 @@ impl Lease<'_> {
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.pools.lock();
         state.busy -= self.threads;
-        let alike = |pool: &&ThreadPool| pool.current_num_threads() == self.threads;
-        if state.idle.iter().filter(alike).count() < MOST_IDLE {
+        state.works -= usize::from(self.in_turn);
+        if state.busy + state.idle_threads() + self.threads <= self.pools.most() {
             state.idle.extend(self.pool.take());
         }
         drop(state);
@@ -203,12 +248,12 @@ pub(crate) fn fill_on_threads<T: Send>(
         return fill(0, buffer);
     }
     let per_thread = units.div_ceil(threads);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let parts = buffer.chunks_mut(per_thread * unit).enumerate();
         let fill = &fill;
         let running: Vec<_> =
             parts.map(|(i, part)| scope.spawn(move || fill(i * per_thread, part))).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<()>>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         running.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
@@ -232,52 +277,69 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn work_at_the_same_time_has_threads_of_its_own() {
-        let here = || std::thread::current().name().map(str::to_string);
-        assert!(own_threads().await.run(here).is_some_and(|name| name.starts_with("neighbors-")));
-        let barrier = std::sync::Barrier::new(3);
-        let leases = [own_threads().await, own_threads().await, own_threads().await];
-        std::thread::scope(|scope| {
-            for lease in leases {
-                scope.spawn(|| lease.run(|| barrier.wait()));
-            }
-        });
+    /// Pools of a test's own.
+    fn pools(cores: usize) -> &'static Pools {
+        Box::leak(Box::new(Pools::of(cores)))
     }
 
-    /// With much concurrent work, the first pieces have all cores, later ones a share, and the rest
-    /// waits.
+    #[tokio::test]
+    async fn work_at_the_same_time_has_threads_of_its_own() {
+        let here = || thread::current().name().map(str::to_string);
+        let name = own_threads().await.start(here).await.unwrap().unwrap();
+        assert!(name.is_some_and(|name| name.starts_with("neighbors-")));
+        let barrier = Arc::new(std::sync::Barrier::new(3));
+        let start = |lease: Lease| {
+            let barrier = barrier.clone();
+            lease.start(move || barrier.wait())
+        };
+        let leases = [own_threads().await, own_threads().await, own_threads().await];
+        for started in leases.map(start) {
+            assert!(started.await.unwrap().is_ok());
+        }
+    }
+
+    /// Few pieces of work have all cores, more have a share of them, and very many wait.
     #[test]
     fn threads_are_bounded_however_much_work_there_is() {
-        for cores in [1, 2, 5, 128] {
+        for cores in [1, 2, 5, 16, 128] {
             let pools = Pools::of(cores);
             let (mut busy, mut shares) = (0, Vec::new());
-            while let Some(threads) = pools.share(busy, cores) {
+            while let Some(threads) = pools.share(shares.len(), busy) {
                 busy += threads;
                 shares.push(threads);
             }
-            assert!(busy <= MOST * cores && shares[..FULL] == [cores; FULL], "{cores}: {shares:?}");
-            assert!(shares.len() > FULL && shares.iter().all(|threads| *threads > 0), "{cores}");
+            assert_eq!(busy, cores + BESIDE);
+            assert_eq!(shares[0], cores);
+            assert!(shares[1] == cores.min(BESIDE) && shares.iter().all(|threads| *threads > 0));
+            // Work that ends and begins again, beside 31 others.
+            let mut all = vec![1; 32];
+            for turn in 0..1000 {
+                let busy: usize = all.iter().sum::<usize>() - all[turn % 32];
+                all[turn % 32] = pools.share(31, busy).unwrap();
+            }
+            assert!(all.iter().sum::<usize>() <= cores + BESIDE, "{cores}: {all:?}");
         }
-        // 32 statements on 128 cores would be 4,096 threads if each had all.
-        let pools = Pools::of(128);
-        let busy = (0..32).fold(0, |busy, _| busy + pools.share(busy, 128).unwrap());
-        assert_eq!(busy, 4 * 128 + 28 * 16);
+        // On two cores, 32 pieces of work need not wait.
+        let shares =
+            |works| (0..works).fold(0, |busy, i| busy + Pools::of(2).share(i, busy).unwrap());
+        assert_eq!(shares(32), 34);
     }
 
     /// Waiting work, every third piece of which is aborted, comes to its end.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn work_that_waits_comes_to_its_end() {
-        let pools: &Pools = Box::leak(Box::new(Pools::of(2)));
+        let pools = pools(2);
         let work = |i: u64| async move {
             let lease = pools.in_turn().await;
             let sum = move || {
-                assert!(pools.lock().busy <= MOST * 2);
+                let state = pools.lock();
+                assert!(state.busy + state.idle_threads() <= pools.most());
+                drop(state);
                 (0..1000u64).into_par_iter().sum::<u64>() + i
             };
-            tokio::task::spawn_blocking(move || lease.run(sum)).await.expect("no panic")
+            lease.start(sum).await.expect("a result").expect("no panic")
         };
-        let tasks: Vec<_> = (0..60).map(|i| tokio::spawn(work(i))).collect();
+        let tasks: Vec<_> = (0..200).map(|i| tokio::spawn(work(i))).collect();
         tasks.iter().step_by(3).for_each(tokio::task::JoinHandle::abort);
         for (i, task) in tasks.into_iter().enumerate() {
             match task.await {
@@ -287,17 +349,16 @@ mod tests {
         }
         // All threads are returned; work that was aborted while running may do so later.
         let mut all = Vec::new();
-        while all.iter().map(|lease: &Lease<'_>| lease.threads).sum::<usize>() < MOST * 2 {
+        while all.iter().map(|lease: &Lease| lease.threads).sum::<usize>() < pools.most() {
             all.push(pools.in_turn().await);
         }
-        assert!(pools.lock().idle.len() <= 2 * MOST_IDLE);
     }
 
     /// Work whose predecessors are dropped is served next, before later work.
     #[test]
     fn the_next_does_not_wait_for_who_is_dropped() {
-        let pools = Pools::of(1);
-        let mut held = all_threads(&pools);
+        let pools = pools(1);
+        let mut held = all_threads(pools);
         let mut waiting: Vec<_> = (0..4).map(|_| Box::pin(pools.in_turn())).collect();
         assert!(waiting.iter_mut().all(|waiting| waiting.as_mut().now_or_never().is_none()));
         waiting.drain(..2);
@@ -311,7 +372,7 @@ mod tests {
     #[test]
     fn whoever_is_dropped_no_turn_is_lost() {
         for cores in [1, 5, 128] {
-            let (pools, mut random) = (Pools::of(cores), Random::new(cores as u64));
+            let (pools, mut random) = (pools(cores), Random::new(cores as u64));
             let (mut held, mut waiting, mut dropped) = (Vec::new(), Vec::new(), 0);
             while dropped < 1000 {
                 let place = |random: &mut Random, len: usize| random.below(len as u64) as usize;
@@ -321,7 +382,7 @@ mod tests {
                         drop(waiting.remove(place(&mut random, waiting.len())));
                         dropped += 1;
                     }
-                    _ if waiting.len() < 20 => waiting.push(Box::pin(pools.in_turn())),
+                    _ if waiting.len() < 80 => waiting.push(Box::pin(pools.in_turn())),
                     _ => {}
                 }
                 // Sometimes several pieces arrive, or are dropped, between two polls.
@@ -339,7 +400,7 @@ mod tests {
                     }
                 }
                 waiting = still;
-                let left = pools.share(pools.lock().busy, cores);
+                let left = pools.share(0, pools.lock().busy);
                 assert!(waiting.is_empty() || left.is_none(), "{left:?} threads are left");
             }
             drop((held, waiting));
@@ -350,25 +411,27 @@ mod tests {
     /// Other work may wait for a lock that its caller holds.
     #[test]
     fn work_for_a_worker_does_not_wait() {
-        let pools = Pools::of(1);
-        let held = all_threads(&pools);
-        assert_eq!(pools.share(MOST, 1), None);
-        assert_eq!(pools.at_once(1).run(|| 7), 7);
+        let pools = pools(1);
+        let held = all_threads(pools);
+        assert_eq!(pools.share(0, pools.most()), None);
+        assert_eq!(pools.at_once(1).install(|| 7), 7);
         drop(held);
         assert_eq!(pools.lock().busy, 0);
     }
 
     /// Threads are returned after a panic, too.
-    #[test]
-    fn panics_leave_no_threads_at_work() {
-        let pools = Pools::of(1);
-        let work = || pools.at_once(1).run::<()>(|| panic!("as it should"));
-        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        assert!(panicked.is_err());
-        assert_eq!(pools.lock().busy, 0);
+    #[tokio::test]
+    async fn panics_leave_no_threads_at_work() {
+        let pools = pools(1);
+        let work = || pools.at_once(1).install::<()>(|| panic!("as it should"));
+        assert!(catch_unwind(AssertUnwindSafe(work)).is_err());
+        let started = pools.in_turn().await.start(|| panic!("as it should"));
+        assert!(started.await.unwrap().is_err());
+        let state = pools.lock();
+        assert_eq!((state.busy, state.works), (0, 0));
     }
 
-    fn all_threads(pools: &Pools) -> Vec<Lease<'_>> {
+    fn all_threads(pools: &'static Pools) -> Vec<Lease> {
         std::iter::from_fn(|| pools.in_turn().now_or_never()).collect()
     }
 

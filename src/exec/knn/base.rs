@@ -10,7 +10,7 @@ use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReser
 use datafusion::physical_plan::ExecutionPlan;
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::cache::{BaseKey, BaseMemory, CachedBase, OpenCache};
+use super::cache::{BaseKey, BaseMemory, CachedBase, OpenCache, SearchKey};
 use super::output::Carried;
 use super::spec::KnnSpec;
 use super::stored_base::{
@@ -48,8 +48,8 @@ pub(super) struct KnnExecution {
     pub shape: Option<Shape>,
     /// Records the device that is chosen.
     pub device: DeviceLabel,
-    /// Records the index, once it is built.
-    pub index: Arc<OnceLock<Index>>,
+    /// Records the index, and whether an earlier statement has built it.
+    pub index: Arc<OnceLock<(Index, bool)>>,
     /// The stored index that the base is read from, if it is one.
     pub stored: Option<Stored>,
     /// The session's memory.
@@ -102,6 +102,15 @@ impl KnnExecution {
                 }),
             }
         }
+    }
+
+    /// The key of the search among those of a base; `None` if it depends on the queries or on another
+    /// relation.
+    fn search_key(&self) -> Option<SearchKey> {
+        let KnnSpec { device_memory, params, lsh, training_vector, .. } = &*self.spec;
+        let (k, device_memory, lsh) = (params.k(), *device_memory, lsh.clone());
+        let is_of_base = !self.chooses() && training_vector.is_none();
+        is_of_base.then_some(SearchKey { k, device_memory, lsh })
     }
 
     /// Whether LSH parameters are tuned on the queries.
@@ -216,9 +225,9 @@ impl Base {
         let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
         let KnnSpec { device: choice, device_memory, .. } = *execution.spec;
         let (kind, label) = (execution.kind, execution.device.clone());
-        let (device, info) = blocking(move || {
-            // Sets are compared on the CPU, so no GPU is initialised for them.
-            let operations = if kind == ElementKind::Sets { 0.0 } else { operations };
+        // Sets are compared on the CPU, so no GPU is initialised for them.
+        let operations = if kind == ElementKind::Sets { 0.0 } else { operations };
+        let choose = move || {
             let requested = AnyDevice::choose(choice, device_memory, operations)?;
             let device = requested.for_kind(kind);
             let info = device.info();
@@ -226,8 +235,11 @@ impl Base {
                 label.set_host(&requested, "sets are compared on the host");
             }
             Ok((device, info))
-        })
-        .await?;
+        };
+        let (device, info) = match AnyDevice::gpu_ordinal(choice, Some(operations)) {
+            None => choose()?,
+            Some(_) => blocking(choose).await?,
+        };
         if let Some(search) = self.cached_search(execution, Some(&info.name)) {
             return Ok(search);
         }
@@ -260,11 +272,21 @@ impl Base {
         execution: &KnnExecution,
         device: Option<&str>,
     ) -> Option<DeviceSearch> {
-        let KnnSpec { device: choice, device_memory, params, .. } = *execution.spec;
-        let (cached, _) = self.cached.as_ref().filter(|_| self.lsh.is_none())?;
-        let search = cached.search(params.k(), device_memory, device.ok_or(choice))?;
+        let (cached, _) = self.cached.as_ref()?;
+        let key = execution.search_key()?;
+        let search = cached.search(&key, device.ok_or(execution.spec.device))?;
         execution.device.set(&search.device);
+        self.note_index(execution, &search.search, true);
         Some(self.search.insert(search).clone())
+    }
+
+    /// Takes over the parameters of an index, and shows them.
+    fn note_index(&mut self, execution: &KnnExecution, search: &SearchHandle, was_there: bool) {
+        if let Some(index) = search.index() {
+            execution.index.get_or_init(|| (index.clone(), was_there));
+            self.lsh = Some(index.params.clone());
+            self.sample.0 = self.rows.slice(0..0);
+        }
     }
 
     /// Closes a search whose device failed, and opens one on another device.
@@ -327,16 +349,11 @@ impl Base {
         device: AnyDevice,
         search: SearchHandle,
     ) -> DeviceSearch {
-        if let Some(index) = search.index() {
-            execution.index.get_or_init(|| index.clone());
-            self.lsh = Some(index.params.clone());
-            self.sample.0 = self.rows.slice(0..0);
-        }
+        self.note_index(execution, &search, false);
         let uploaded = device.info().memory.is_some();
         let search = DeviceSearch { device, search, uploaded };
-        if let Some((cached, cache)) = self.cached.as_ref().filter(|_| self.lsh.is_none()) {
-            let KnnSpec { device_memory, params, .. } = *execution.spec;
-            cached.keep_search(params.k(), device_memory, &search);
+        if let (Some((cached, cache)), Some(key)) = (&self.cached, execution.search_key()) {
+            cached.keep_search(key, &search);
             cache.trim(cached);
             execution.residence.set_bytes(cached.host_bytes());
         }

@@ -18,6 +18,7 @@ use datafusion::execution::memory_pool::{MemoryLimit, MemoryPool, MemoryReservat
 
 use super::output::Carried;
 use super::stored_base::{DeviceSearch, SearchHandle};
+use crate::algo::knn::LshParams;
 use crate::device::DeviceChoice;
 use crate::exec::inputs::{FileVersion, InputIdentity};
 use crate::exec::operator::evictable::{Evictable, EvictingPool, MemoryOf, register};
@@ -36,7 +37,7 @@ const SHARE: u64 = 4;
 /// The memory that counts as available where the system does not tell.
 const UNKNOWN_AVAILABLE: u64 = 4 << 30;
 
-/// The most searches that stay with a base: one for each `k` and device.
+/// The most searches that stay with a base: one for each key and device.
 const SEARCHES: usize = 4;
 
 /// The memory that the bases of a session may take: `neighbors.cache`.
@@ -101,10 +102,18 @@ pub(super) struct BaseMemory {
     pub budget: Option<Arc<PoolBudget>>,
 }
 
+/// What decides a search in a base, apart from its device.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct SearchKey {
+    pub k: usize,
+    pub device_memory: u64,
+    /// The parameters of hashing, all given; `None` for an exact search.
+    pub lsh: Option<LshParams>,
+}
+
 /// A search that stays open on its device.
 struct CachedSearch {
-    k: usize,
-    device_memory: u64,
+    key: SearchKey,
     search: DeviceSearch,
 }
 
@@ -291,7 +300,7 @@ impl Evictable for BaseCache {
                 bases.swap_remove(at);
                 true
             }
-            // Searches for other `k` of a base in use.
+            // Other searches of a base in use.
             None => bases.iter().any(|base| is_in(base) && base.evict_searches(of)),
         }
     }
@@ -302,12 +311,10 @@ impl CachedBase {
         addr_eq(Arc::as_ptr(&self.pool), Arc::as_ptr(pool))
     }
 
-    /// An open search for `k` neighbours: on the device of this name or, if that is not yet chosen,
-    /// on a GPU.
+    /// An open search of this key: on the device of this name or, if that is not yet chosen, on a GPU.
     pub fn search(
         &self,
-        k: usize,
-        device_memory: u64,
+        key: &SearchKey,
         device: Result<&str, DeviceChoice>,
     ) -> Option<DeviceSearch> {
         let searches = lock(&self.searches);
@@ -316,24 +323,19 @@ impl CachedBase {
             Err(DeviceChoice::Auto) => search.uploaded,
             Err(_) => false,
         };
-        let is_same = |of: &&CachedSearch| {
-            of.k == k && of.device_memory == device_memory && is_on(&of.search)
-        };
+        let is_same = |of: &&CachedSearch| of.key == *key && is_on(&of.search);
         searches.iter().find(is_same).map(|of| of.search.clone())
     }
 
     /// Keeps a search open.
-    pub fn keep_search(&self, k: usize, device_memory: u64, search: &DeviceSearch) {
+    pub fn keep_search(&self, key: SearchKey, search: &DeviceSearch) {
         let mut searches = lock(&self.searches);
         let device = search.device.info().name;
-        let of_same = |of: &CachedSearch| {
-            of.k == k && of.device_memory == device_memory && of.search.device.info().name == device
-        };
-        searches.retain(|of| !of_same(of));
+        searches.retain(|of| of.key != key || of.search.device.info().name != device);
         if searches.len() == SEARCHES {
             searches.remove(0);
         }
-        searches.push(CachedSearch { k, device_memory, search: search.clone() });
+        searches.push(CachedSearch { key, search: search.clone() });
     }
 
     /// Drops the searches on a device that failed.

@@ -94,8 +94,8 @@ pub struct KnnExec {
     metrics: ExecutionPlanMetricsSet,
     /// The device, once it is chosen.
     device: DeviceLabel,
-    /// The LSH index, once it is built.
-    index: Arc<OnceLock<Index>>,
+    /// The LSH index, once it is built, and whether an earlier statement has built it.
+    index: Arc<OnceLock<(Index, bool)>>,
     /// The stored index that is the base, if it is one: the base's plan then has the carried
     /// columns and the row numbers.
     stored: Option<Stored>,
@@ -264,7 +264,7 @@ impl KnnExec {
     /// The method for EXPLAIN: the parameters of the built index or, before that, those given.
     fn shown_method(&self) -> String {
         match (self.index.get(), &self.spec.lsh) {
-            (Some(index), _) => {
+            (Some((index, _)), _) => {
                 let Index { params, expected, sizes: BucketSizes { buckets, largest } } = index;
                 let expected = expected.map_or_else(String::new, |(recall, share)| {
                     format!(", expected_recall={recall:.3}, expected_share={share:.5}")
@@ -346,7 +346,8 @@ impl DisplayAs for KnnExec {
         shown.push(("base", self.shown_base()));
         match (&self.stored, self.index.get()) {
             (Some(stored), _) => shown.push(("index", stored.shown())),
-            (None, Some(_)) => shown.push(("index", "built".to_string())),
+            (None, Some((_, true))) => shown.push(("index", "resident".to_string())),
+            (None, Some((_, false))) => shown.push(("index", "built".to_string())),
             (None, None) => {}
         }
         if let Some(vector) = &spec.training_vector {

@@ -27,6 +27,9 @@ use crate::job::{Phase, Watch};
 /// The minimum number of queries of a search when memory is short.
 pub(super) const SMALLEST_BLOCK: usize = 64;
 
+/// Bytes of queries and lists that are appended without another thread.
+const AT_ONCE: usize = 1 << 20;
+
 /// The number of rows of a block's first reservation, or its target if that is smaller.
 const FIRST_ROWS: usize = 1024;
 
@@ -136,15 +139,16 @@ impl QueryStream {
             drop(batch);
             self.seen += taken.num_rows() as u64;
             let input_columns = self.input_columns.clone();
-            block = blocking(move || {
+            let bytes = taken.num_rows().saturating_mul(block.bytes_per_row);
+            let append = move || {
                 block.reader.reserve(block.capacity, 0);
                 block.reader.append(&columns(&taken, &input_columns.vector))?;
                 block.carried.push(columns(&taken, &input_columns.carried), taken.num_rows());
                 // Releases the old buffer's reservation after rows have moved to a larger one.
                 block.rows.resize(block.capacity.saturating_mul(block.bytes_per_row));
                 Ok(block)
-            })
-            .await?;
+            };
+            block = if bytes <= AT_ONCE { append()? } else { blocking(append).await? };
             if self.rest.is_none() {
                 self.in_hand.free();
             }

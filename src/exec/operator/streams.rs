@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
 
 use arrow::array::{Array, ArrayData, ArrayRef, RecordBatch};
 use datafusion::common::runtime::SpawnedTask;
@@ -14,8 +16,9 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
-use tokio::sync::{Semaphore, mpsc};
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::evictable::{MemoryOf, evict_idle, grow};
 use crate::job::{Budget, Cancel};
@@ -225,10 +228,38 @@ pub(in crate::exec) async fn computing<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let task = async move {
-        let threads = own_threads().await;
-        blocking(move || threads.run(work)).await
+        let result = own_threads().await.start(work);
+        match (RunningWork { result: Some(result) }).await {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
     };
     SpawnedTask::spawn(task).join_unwind().await.map_err(join_error)?
+}
+
+/// Work on other threads. If this is dropped before it ends, the runtime waits for it at shutdown: a
+/// process must not exit while it calls a GPU.
+struct RunningWork<T: Send + 'static> {
+    result: Option<oneshot::Receiver<std::thread::Result<T>>>,
+}
+
+impl<T: Send + 'static> Future for RunningWork<T> {
+    type Output = std::thread::Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(result) = &mut self.result else { return Poll::Pending };
+        let Poll::Ready(done) = result.poll_unpin(context) else { return Poll::Pending };
+        self.result = None;
+        Poll::Ready(done.unwrap_or_else(|lost| Err(Box::new(lost.to_string()))))
+    }
+}
+
+impl<T: Send + 'static> Drop for RunningWork<T> {
+    fn drop(&mut self) {
+        if let (Some(result), Ok(runtime)) = (self.result.take(), Handle::try_current()) {
+            runtime.spawn_blocking(move || drop(result.blocking_recv()));
+        }
+    }
 }
 
 /// Runs work on a thread where blocking is allowed.

@@ -84,6 +84,7 @@ pub async fn repeated() -> Result<(), Failed> {
         let (actual, found) = cached(&ctx).await?;
         check((actual, found) == (bases, hits), format!("{sql}: {actual} bases, {found} hits"))?;
     }
+    tables().await?;
     let plan = text(&ctx, &format!("EXPLAIN {}", of("b", "k => 3"))).await?;
     check(plan.contains("base=resident [v]"), plan)?;
     let plan = text(&ctx, &format!("EXPLAIN ANALYZE {}", of("b", "k => 3"))).await?;
@@ -91,6 +92,36 @@ pub async fn repeated() -> Result<(), Failed> {
     let other = format!("EXPLAIN ANALYZE {}", of("b", "k => 3, metric => 'sqeuclidean'"));
     let plan = text(&ctx, &other).await?;
     check(plan.contains("base=[v]"), plan)
+}
+
+/// Tables of `knn_lsh`: they are found where all parameters are given and the same.
+async fn tables() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new())?;
+    table(&ctx, "b", 3000, 6, 3, 100)?;
+    execute(&ctx, "CREATE TABLE q AS SELECT id, v FROM b WHERE id < 40").await?;
+    let given = "tables => 3, hashes => 2, width => 3";
+    let planes = "planes => 'trained', tables => 3, hashes => 2, metric => 'cosine'";
+    // Each statement is run with and without a cache, and then explained.
+    for (rest, is_found) in [
+        (given.to_string(), true),
+        (format!("{given}, seed => 1"), true),
+        (format!("{given}, probes => 4"), true),
+        (planes.to_string(), true),
+        (format!("{planes}, training => (SELECT * FROM q WHERE array_max(v) > 0)"), false),
+        ("recall => 0.5".to_string(), false),
+    ] {
+        let valid = "(SELECT * FROM b WHERE array_max(v) > 0)";
+        let sql =
+            format!("SELECT * FROM knn_lsh(queries => {valid}, base => {valid}, k => 2, {rest})");
+        same(&ctx, &format!("{sql} ORDER BY 1, rank, distance, base_id")).await?;
+        let shown = text(&ctx, &format!("EXPLAIN ANALYZE {sql}")).await?;
+        let index = if is_found { "index=resident" } else { "index=built" };
+        check(
+            shown.contains("base=resident") && shown.contains(index),
+            format!("{rest}: {shown}"),
+        )?;
+    }
+    Ok(())
 }
 
 /// Inputs that are read every time.
