@@ -153,24 +153,6 @@ impl Pools {
         Lease { pools: self, pool: None, threads, in_turn: false }
     }
 
-    /// A pool of `threads` threads; `None` if the system cannot start them.
-    fn pool(&self, threads: usize) -> Option<Arc<ThreadPool>> {
-        let mut state = self.lock();
-        let known = state.idle.iter().position(|pool| pool.current_num_threads() == threads);
-        if let Some(place) = known {
-            return Some(state.idle.swap_remove(place));
-        }
-        let mut ended = Vec::new();
-        while state.busy + state.idle_threads() > self.most()
-            && let Some(pool) = state.idle.pop()
-        {
-            ended.push(pool);
-        }
-        drop(state);
-        drop(ended);
-        pool_of(threads).map(Arc::new)
-    }
-
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         lock(&self.state)
     }
@@ -183,14 +165,31 @@ fn pool_of(threads: usize) -> Option<ThreadPool> {
 }
 
 impl Lease {
+    /// The pool for the work: an idle one of its size, a new one or, where all threads have been
+    /// started, an idle one of the closest size. `None` if the system cannot start threads.
+    fn acquire(&mut self) -> Option<Arc<ThreadPool>> {
+        let mut state = self.pools.lock();
+        let sizes = state.idle.iter().map(|pool| pool.current_num_threads());
+        let closest = sizes.enumerate().min_by_key(|(_, size)| size.abs_diff(self.threads));
+        let is_full = state.busy + state.idle_threads() > self.pools.most();
+        if let Some((place, size)) = closest.filter(|(_, size)| is_full || *size == self.threads) {
+            state.busy = state.busy - self.threads + size;
+            self.threads = size;
+            self.pool = Some(state.idle.swap_remove(place));
+        } else {
+            drop(state);
+            self.pool = pool_of(self.threads).map(Arc::new);
+        }
+        self.pool.clone()
+    }
+
     /// Starts work on these threads, and returns where its result, or its panic, will arrive.
     pub(crate) fn start<T: Send + 'static>(
         mut self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> oneshot::Receiver<thread::Result<T>> {
         let (sender, receiver) = oneshot::channel();
-        let pool = self.pools.pool(self.threads);
-        self.pool = pool.clone();
+        let pool = self.acquire();
         let whole = move || {
             let result = catch_unwind(AssertUnwindSafe(work));
             drop(self);
@@ -206,8 +205,7 @@ impl Lease {
 
     /// Runs work on these threads, and waits for it.
     fn install<T: Send>(mut self, work: impl FnOnce() -> T + Send) -> T {
-        self.pool = self.pools.pool(self.threads);
-        match &self.pool {
+        match self.acquire() {
             Some(pool) => pool.install(work),
             None => work(),
         }

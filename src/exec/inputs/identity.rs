@@ -56,14 +56,14 @@ const PARQUET_TAIL: u64 = 8;
 /// [versions] of their files have equal rows in equal order.
 ///
 /// [versions]: Self::versions
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(in crate::exec) struct InputIdentity {
     schema: SchemaRef,
     steps: Vec<Step>,
 }
 
 /// An operator or a source.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 enum Step {
     Filter { predicate: Arc<dyn PhysicalExpr>, projection: Option<Vec<usize>> },
     Project(ProjectionExprs),
@@ -72,7 +72,7 @@ enum Step {
 }
 
 /// The columns of a batch in memory that are read.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 struct ArraysOfBatch {
     rows: usize,
     columns: Vec<WeakArray>,
@@ -83,7 +83,7 @@ struct ArraysOfBatch {
 struct WeakArray(Weak<dyn Array>);
 
 /// A scan of Parquet files.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 struct FileScan {
     store: ObjectStoreUrl,
     parts: Vec<FilePart>,

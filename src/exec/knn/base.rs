@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use arrow::array::{ArrayRef, make_array};
 use arrow::datatypes::SchemaRef;
-use datafusion::error::Result;
+use datafusion::common::runtime::SpawnedTask;
+use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use datafusion::physical_plan::ExecutionPlan;
@@ -23,7 +24,9 @@ use crate::exec::operator::device_selection::{
 };
 use crate::exec::operator::drain::{InputStreams, read_rows};
 use crate::exec::operator::phases::Phases;
-use crate::exec::operator::streams::{BatchReservation, PoolBudget, blocking, computing};
+use crate::exec::operator::streams::{
+    BatchReservation, PoolBudget, blocking, computing, join_error,
+};
 use crate::exec::read::batch_reader::ReadRows;
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::row_assembler::Retention;
@@ -209,7 +212,7 @@ impl Base {
     /// The search on its device, which the expected number of queries selects.
     pub async fn on_device(
         &mut self,
-        execution: &KnnExecution,
+        execution: &Arc<KnnExecution>,
         phases: &Phases,
         queries: usize,
         job: &Job,
@@ -246,7 +249,26 @@ impl Base {
         if info.memory.is_some() {
             phases.enter(Phase::Upload);
         }
-        let search = self.open(execution, device, job).await?;
+        let search = match &self.cached {
+            Some((cached, _)) if execution.search_key().is_some() => {
+                let turn = cached.opening.clone();
+                let (mut base, execution, job) = (self.clone(), execution.clone(), job.clone());
+                // A task of its own, as in `cached_or_read`.
+                let task = async move {
+                    let _turn = turn.lock().await;
+                    let search = match base.cached_search(&execution, Some(&info.name)) {
+                        Some(search) => search,
+                        None => base.open(&execution, device, &job).await?,
+                    };
+                    Ok::<_, DataFusionError>((base, search))
+                };
+                let (base, search) =
+                    SpawnedTask::spawn(task).join_unwind().await.map_err(join_error)??;
+                *self = base;
+                search
+            }
+            _ => self.open(execution, device, job).await?,
+        };
         phases.enter(Phase::Prepare);
         Ok(search)
     }
@@ -393,7 +415,7 @@ impl BaseInput {
 /// Reads the base, unless it is in memory, and the rows that hyperplanes are trained on, if a
 /// relation gives them.
 pub(super) async fn read(
-    execution: &KnnExecution,
+    execution: &Arc<KnnExecution>,
     base: BaseInput,
     training: Option<ReservedInput>,
     phases: &Phases,
@@ -421,7 +443,7 @@ pub(super) async fn read(
 
 /// The base in the cache; a base that is not there is read, and stays there if it may.
 async fn cached_or_read(
-    execution: &KnnExecution,
+    execution: &Arc<KnnExecution>,
     mut base: BaseInput,
     reader: VectorReader,
     phases: &Phases,
@@ -439,17 +461,28 @@ async fn cached_or_read(
         execution.residence.set(true, cached.host_bytes());
         return Ok(Base::of_cache(cached, cache));
     }
-    let budget = Arc::new(PoolBudget(base.reserve("neighbors cache")));
-    let job = job.clone().with_budget(budget.clone());
-    let read = collect_rows(base.start()?, reader, Some(budget), phases, &job).await?;
-    let after = key.identity.versions(&base.context).await.unwrap_or_default();
-    if !key.identity.may_keep(&before, &after) {
-        return Ok(read);
-    }
-    let Base { rows, carried, memory, .. } = read;
-    let cached = cache.keep(key, before, rows, carried, memory);
-    execution.residence.set(false, cached.host_bytes());
-    Ok(Base::of_cache(cached, cache))
+    let (execution, phases, job) = (execution.clone(), phases.clone(), job.clone());
+    // A task of its own: others may wait for their turn, also if nobody polls this stream.
+    let task = async move {
+        let turn = cache.turn(&key);
+        let _turn = turn.lock().await;
+        if let Some(cached) = cache.find(&key, &before) {
+            execution.residence.set(true, cached.host_bytes());
+            return Ok(Base::of_cache(cached, cache));
+        }
+        let budget = Arc::new(PoolBudget(base.reserve("neighbors cache")));
+        let job = job.with_budget(budget.clone());
+        let read = collect_rows(base.start()?, reader, Some(budget), &phases, &job).await?;
+        let after = key.identity.versions(&base.context).await.unwrap_or_default();
+        if !key.identity.may_keep(&before, &after) {
+            return Ok(read);
+        }
+        let Base { rows, carried, memory, .. } = read;
+        let cached = cache.keep(key, before, rows, carried, memory);
+        execution.residence.set(false, cached.host_bytes());
+        Ok(Base::of_cache(cached, cache))
+    };
+    SpawnedTask::spawn(task).join_unwind().await.map_err(join_error)?
 }
 
 /// Reads the rows of an input and its carried columns; for the cache, within its budget.
@@ -467,7 +500,7 @@ async fn collect_rows(
     let (read, batches) = read_rows(streams, reader, retention, phases, job).await?;
     let ReadRows { rows, positions, reserved } = read;
     let stays = cache.is_some();
-    let carried = blocking(move || {
+    let carried = computing(move || {
         let mut carried = Carried::new(number);
         for batch in batches {
             // The cache sees by an array's owners whether its table still exists: it is not one.

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::SystemTime;
 
 use datafusion::execution::memory_pool::{MemoryLimit, MemoryPool, MemoryReservation};
+use tokio::sync::Mutex as AsyncMutex;
 
 use super::output::Carried;
 use super::stored_base::{DeviceSearch, SearchHandle};
@@ -64,13 +65,15 @@ impl fmt::Display for CacheLimit {
 #[derive(Default)]
 pub struct BaseCache {
     bases: Mutex<Vec<Arc<CachedBase>>>,
+    /// The bases that statements are reading, each with the turn to read it.
+    reading: Mutex<Vec<(BaseKey, Weak<AsyncMutex<()>>)>>,
     /// Counts uses, which orders bases by the last one.
     uses: AtomicU64,
 }
 
 /// The key of a base: all that decides its rows and its carried columns, apart from the versions of
 /// its files.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct BaseKey {
     pub identity: InputIdentity,
     pub vector: VectorColumn,
@@ -88,6 +91,8 @@ pub(super) struct CachedBase {
     pub carried: Arc<Carried>,
     pub memory: Arc<BaseMemory>,
     searches: Mutex<Vec<CachedSearch>>,
+    /// The turn to open a search.
+    pub opening: Arc<AsyncMutex<()>>,
     hits: AtomicU64,
     last_use: Mutex<(u64, SystemTime)>,
 }
@@ -231,6 +236,18 @@ impl OpenCache {
         Some(found)
     }
 
+    /// The turn to read a base: statements that need the same one at the same time wait for the first.
+    pub fn turn(&self, key: &BaseKey) -> Arc<AsyncMutex<()>> {
+        let mut reading = lock(&self.cache.reading);
+        reading.retain(|(_, turn)| turn.strong_count() > 0);
+        let known = reading.iter().find(|(of, _)| of == key).and_then(|(_, turn)| turn.upgrade());
+        known.unwrap_or_else(|| {
+            let turn = Arc::default();
+            reading.push((key.clone(), Arc::downgrade(&turn)));
+            turn
+        })
+    }
+
     /// Keeps a base, as it was read at these versions of its files, if it fits: in place of others of
     /// its key or of an earlier state of its table.
     pub fn keep(
@@ -243,9 +260,18 @@ impl OpenCache {
     ) -> Arc<CachedBase> {
         let last_use = Mutex::new((0, SystemTime::now()));
         let (pool, searches, hits) = (self.pool.clone(), Mutex::default(), AtomicU64::new(0));
-        let base =
-            CachedBase { pool, key, versions, rows, carried, memory, searches, hits, last_use };
-        let base = Arc::new(base);
+        let base = Arc::new(CachedBase {
+            pool,
+            key,
+            versions,
+            rows,
+            carried,
+            memory,
+            searches,
+            opening: Arc::default(),
+            hits,
+            last_use,
+        });
         self.cache.touch(&base);
         let mut bases = lock(&self.cache.bases);
         let identity = &base.key.identity;

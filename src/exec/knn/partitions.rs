@@ -155,7 +155,7 @@ impl KnnExecution {
 
 /// Reads the base, and the queries if they are split among several partitions.
 async fn start(
-    execution: &KnnExecution,
+    execution: &Arc<KnnExecution>,
     JoinStreams { queries, base, training }: JoinStreams,
     partitions: usize,
     phases: &Phases,

@@ -19,7 +19,7 @@ use futures::stream::BoxStream;
 use super::output::Carried;
 use crate::exec::operator::evictable::{MemoryOf, evict_idle, grow};
 use crate::exec::operator::phases::Phases;
-use crate::exec::operator::streams::{Receive, blocking, columns, ordered_batches};
+use crate::exec::operator::streams::{Receive, columns, computing, ordered_batches};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Phase, Watch};
@@ -148,7 +148,7 @@ impl QueryStream {
                 block.rows.resize(block.capacity.saturating_mul(block.bytes_per_row));
                 Ok(block)
             };
-            block = if bytes <= AT_ONCE { append()? } else { blocking(append).await? };
+            block = if bytes <= AT_ONCE { append()? } else { computing(append).await? };
             if self.rest.is_none() {
                 self.in_hand.free();
             }

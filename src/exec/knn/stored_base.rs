@@ -18,7 +18,7 @@ use crate::algo::knn::{
 use crate::device::{AnyDevice, QueryInput, QueryRows};
 use crate::exec::operator::device_selection::{DeviceLabel, may_fall_back, run_or_fall_back};
 use crate::exec::operator::drain::InputStreams;
-use crate::exec::operator::streams::{blocking, collect, computing};
+use crate::exec::operator::streams::{collect, computing};
 use crate::exec::stored::{IndexVectors, Residence, StoredIndex};
 use crate::job::{Job, Reserved};
 use crate::matrix::ElementKind;
@@ -81,7 +81,7 @@ pub(super) async fn select(
     let vectors = stored.index.vectors(kind, pool, job).await?;
     let number = input_columns.carried.len();
     let (held, job) = (held.clone(), job.clone());
-    blocking(move || {
+    computing(move || {
         let mut carried = Carried::new(number);
         let mut counter = RecordBatchMemoryCounter::new();
         let (mut numbers, mut position) = (Vec::new(), 0u32);

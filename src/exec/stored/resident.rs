@@ -20,7 +20,7 @@ use crate::algo::knn::{LoadedTables, StoredBase, open_stored};
 use crate::device::AnyDevice;
 use crate::error::{Error, Result as OwnResult};
 use crate::exec::operator::evictable::{Evictable, MemoryOf, register};
-use crate::exec::operator::streams::{PoolBudget, blocking, computing};
+use crate::exec::operator::streams::{PoolBudget, computing};
 use crate::exec::read::vector_reader::VectorReader;
 use crate::index::lsh::Table;
 use crate::index::lsh::file::bad;
@@ -220,7 +220,7 @@ impl StoredIndex {
             let _read = job.reserve("vector columns of an index", bytes)?;
             let values = file.columns(group, rows.len(), &columns).await?;
             of_sets.push(job.reserve("sets of an index", reader.bytes_of_tokens(&values))?);
-            reader = blocking(move || {
+            reader = computing(move || {
                 reader.append(&values)?;
                 Ok(reader)
             })

@@ -458,6 +458,91 @@ fn returns_at_once(batches: SendableRecordBatchStream) -> bool {
     returns
 }
 
+/// The threads of this process.
+#[cfg(target_os = "linux")]
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// Statements at the same time: how many threads they start, and whether small ones wait for a large
+/// one.
+#[cfg(target_os = "linux")]
+#[test]
+fn statements_at_the_same_time_share_the_threads() {
+    const CALLERS: usize = 32;
+    let _alone = alone();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(cores).enable_all().build().unwrap();
+    // Workers of the runtime begin when they have something to do.
+    runtime.block_on(async { tokio::spawn(async {}).await.unwrap() });
+    let before = threads();
+    runtime.block_on(async {
+        let ctx = SessionContext::new();
+        datafusion_neighbors::register_all(&ctx).unwrap();
+        let rows = "SELECT value AS id, [cos(value), sin(value * 7), value % 101, value % 7] AS v";
+        for (name, count) in [("items", 200_000), ("many", 60_000)] {
+            let sql = format!("CREATE TABLE {name} AS {rows} FROM generate_series(1, {count})");
+            ctx.sql(&sql).await.unwrap().collect().await.unwrap();
+        }
+        let small =
+            "SELECT base_id FROM knn_exact(queries => [0.5, 0.25, $1, 3.0], base => items, k => 5)";
+        ctx.sql(&format!("PREPARE small AS {small}")).await.unwrap().collect().await.unwrap();
+        let small = |ctx: SessionContext, i: usize| async move {
+            let start = std::time::Instant::now();
+            let sql = format!("EXECUTE small({}.0)", i % 101);
+            let rows = ctx.sql(&sql).await.unwrap().collect().await.unwrap();
+            assert_eq!(rows.iter().map(RecordBatch::num_rows).sum::<usize>(), 5);
+            start.elapsed()
+        };
+        // All of them need the base at the same time; it is read once.
+        let cold = (0..CALLERS).map(|caller| tokio::spawn(small(ctx.clone(), caller)));
+        for caller in cold.collect::<Vec<_>>() {
+            caller.await.unwrap();
+        }
+        let bases = ctx.sql("SELECT hits FROM neighbors_cache").await.unwrap();
+        let bases = bases.collect().await.unwrap();
+        let hits = bases[0].column(0).as_primitive::<Int64Type>().values();
+        assert_eq!(hits[..], [CALLERS as i64 - 1]);
+        let callers = (0..CALLERS).map(|caller| {
+            let ctx = ctx.clone();
+            tokio::spawn(async move {
+                for i in 0..20 {
+                    small(ctx.clone(), caller + i).await;
+                }
+            })
+        });
+        let callers: Vec<_> = callers.collect();
+        let mut most = 0;
+        while !callers.iter().all(tokio::task::JoinHandle::is_finished) {
+            most = most.max(threads());
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        for caller in callers {
+            caller.await.unwrap();
+        }
+        let limit = before + cores + CALLERS;
+        assert!(most <= limit, "{most} threads, {before} of them before");
+        let median = async |ctx: &SessionContext| {
+            let mut times = Vec::new();
+            for i in 0..21 {
+                times.push(small(ctx.clone(), i).await);
+            }
+            times.sort_unstable();
+            times[10]
+        };
+        let alone = median(&ctx).await;
+        let large = "SELECT count(*) FROM knn_exact(many, k => 1000, metric => 'l1')";
+        let large = ctx.sql(large).await.unwrap();
+        let large = tokio::spawn(async move { large.collect().await.unwrap() });
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let beside = median(&ctx).await;
+        assert!(!large.is_finished(), "the large statement is too small");
+        assert!(beside <= 10 * alone, "{alone:?} alone, {beside:?} beside a large statement");
+        large.abort();
+    });
+}
+
 /// The number of damaged files to try; `DAMAGED_FILES` in the environment overrides it.
 const DAMAGED: u64 = 2000;
 

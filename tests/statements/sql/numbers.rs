@@ -248,11 +248,7 @@ const SHARED: &[Shared] = &[
     Shared {
         page: "sql/settings.md",
         file: "src/parallel.rs",
-        numbers: &[
-            ("While {} statements compute", "const FULL: usize = "),
-            ("further ones get an {}", "const SHARE: usize = "),
-            ("once {} threads for each core are", "const MOST: usize = "),
-        ],
+        numbers: &[("a thread for each core and {} more", "const BESIDE: usize = ")],
     },
     Shared {
         page: "sql/settings.md",
