@@ -37,11 +37,13 @@ __device__ __forceinline__ void stage(Scalar* to, const Scalar* from, u32 dims) 
 // The offsets of a thread's query and row vectors in a panel. Eight threads of a warp lie side by side across
 // rows and four across queries: loads of both operands are broadcast, without bank conflicts.
 struct Place {
-    u32 query, row;
+    // The first queries of the thread and of its warp, and the first row.
+    u32 query, warp_query, row;
     __device__ __forceinline__ Place() {
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         row = (warp % (ACROSS / 8) * 8 + lane % 8) * VECTOR;
-        query = (warp / (ACROSS / 8) * 4 + lane / 8) * VECTOR;
+        warp_query = warp / (ACROSS / 8) * 4 * VECTOR;
+        query = warp_query + lane / 8 * VECTOR;
     }
     __device__ __forceinline__ u32 query_lane(u32 i) const {
         return i / VECTOR * (PANEL / QUERY_VECTORS) + query + i % VECTOR;
@@ -251,6 +253,9 @@ __device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__
     const u32 first_query = blockIdx.x * PANEL;
     const Scalar* query_panel = queries + (u64)first_query * dim;
     const Place place;
+    // Warps without queries only copy: beside one query, the sums of a whole panel would take longer than
+    // reading the base.
+    const bool has_queries = first_query + place.warp_query < pass.queries;
 
     const auto fill = [&](const Walk& at, u32 stage_index) {
         const u32 dims = at.dims(dim);
@@ -279,7 +284,7 @@ __device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__
 
         const Scalar* rows = base_stages + stage_index * SLICE_SCALARS;
         const Scalar* query_slice = query_stages + (RESIDENT ? 0 : stage_index * SLICE_SCALARS);
-        const u32 scalars = now.dims(dim) * PANEL;
+        const u32 scalars = has_queries ? now.dims(dim) * PANEL : 0;
 #pragma unroll 1
         for (u32 group = 0; group < scalars; group += GROUP * PANEL) {
 #pragma unroll
@@ -287,7 +292,7 @@ __device__ __forceinline__ void scan_into(Sink& sink, const Scalar* __restrict__
                 tile.step(query_slice + group + d, rows + group + d, place);
             }
         }
-        if (now.ends_panel(dim)) {
+        if (has_queries && now.ends_panel(dim)) {
             if constexpr (Sink::KEEPS_LEAST) {
                 sink.keep_least(tile, first_query, now.panel, place, pass);
             } else {

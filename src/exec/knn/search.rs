@@ -92,7 +92,13 @@ impl BlockSearch {
         job: Job,
         metrics: Metrics,
     ) -> Self {
-        let target = FIRST_BLOCK.min(execution.spec.batch_rows);
+        // Of several partitions, each searches its queries in two blocks: while one of them searches,
+        // the others output.
+        let in_turn = match (&turn, &queries.in_memory) {
+            (Some(_), Some(queries)) => queries.left.len().div_ceil(2),
+            _ => 0,
+        };
+        let target = FIRST_BLOCK.max(in_turn).min(execution.spec.batch_rows);
         let reservation = execution.reserve("KnnExec queries");
         let left = execution.fetch.unwrap_or(usize::MAX);
         Self { execution, base, job, queries, turn, target, left, batch_size, reservation, metrics }
