@@ -113,7 +113,8 @@ impl KnnExecution {
         let KnnSpec { device_memory, params, lsh, training_vector, .. } = &*self.spec;
         let (k, device_memory, lsh) = (params.k(), *device_memory, lsh.clone());
         let is_of_base = !self.chooses() && training_vector.is_none();
-        is_of_base.then_some(SearchKey { k, device_memory, lsh })
+        let is_self_join = self.spec.query_vector.is_none();
+        is_of_base.then_some(SearchKey { k, device_memory, is_self_join, lsh })
     }
 
     /// Whether LSH parameters are tuned on the queries.
@@ -249,9 +250,9 @@ impl Base {
         if info.memory.is_some() {
             phases.enter(Phase::Upload);
         }
-        let search = match &self.cached {
-            Some((cached, _)) if execution.search_key().is_some() => {
-                let turn = cached.opening.clone();
+        let search = match (&self.cached, execution.search_key()) {
+            (Some((cached, _)), Some(key)) => {
+                let turn = cached.opening.of(&key);
                 let (mut base, execution, job) = (self.clone(), execution.clone(), job.clone());
                 // A task of its own, as in `cached_or_read`.
                 let task = async move {
@@ -314,19 +315,25 @@ impl Base {
     /// Closes a search whose device failed, and opens one on another device.
     pub async fn replace(
         &mut self,
-        execution: &KnnExecution,
+        execution: &Arc<KnnExecution>,
         device: AnyDevice,
         job: &Job,
     ) -> Result<()> {
         if let (Some(failed), Some((cached, _))) = (self.search.take(), &self.cached) {
             cached.forget_searches_on(&failed.device.info().name);
         }
-        let replacement = self.replacement.clone();
-        let mut replacement = replacement.lock().await;
-        match &*replacement {
-            Some(search) => self.search = Some(search.clone()),
-            None => *replacement = Some(self.open(execution, device, job).await?),
-        }
+        let (mut base, execution, job) = (self.clone(), execution.clone(), job.clone());
+        // A task of its own, as in `cached_or_read`.
+        let task = async move {
+            let replacement = base.replacement.clone();
+            let mut replacement = replacement.lock().await;
+            match &*replacement {
+                Some(search) => base.search = Some(search.clone()),
+                None => *replacement = Some(base.open(&execution, device, &job).await?),
+            }
+            Ok::<_, DataFusionError>(base)
+        };
+        *self = SpawnedTask::spawn(task).join_unwind().await.map_err(join_error)??;
         Ok(())
     }
 
@@ -465,11 +472,19 @@ async fn cached_or_read(
     // A task of its own: others may wait for their turn, also if nobody polls this stream.
     let task = async move {
         let turn = cache.turn(&key);
-        let _turn = turn.lock().await;
+        let mut had = turn.lock().await;
         if let Some(cached) = cache.find(&key, &before) {
             execution.residence.set(true, cached.host_bytes());
             return Ok(Base::of_cache(cached, cache));
         }
+        // What did not stay for the first is read by the others at the same time.
+        let _had = if *had {
+            drop(had);
+            None
+        } else {
+            *had = true;
+            Some(had)
+        };
         let budget = Arc::new(PoolBudget(base.reserve("neighbors cache")));
         let job = job.with_budget(budget.clone());
         let read = collect_rows(base.start()?, reader, Some(budget), &phases, &job).await?;

@@ -65,10 +65,36 @@ impl fmt::Display for CacheLimit {
 #[derive(Default)]
 pub struct BaseCache {
     bases: Mutex<Vec<Arc<CachedBase>>>,
-    /// The bases that statements are reading, each with the turn to read it.
-    reading: Mutex<Vec<(BaseKey, Weak<AsyncMutex<()>>)>>,
+    /// The turns to read bases.
+    reading: Turns<BaseKey>,
     /// Counts uses, which orders bases by the last one.
     uses: AtomicU64,
+}
+
+/// The turn to make something that several statements need, and whether one of them has had it.
+pub(super) type Turn = Arc<AsyncMutex<bool>>;
+
+/// What statements are making, each with the turn to make it.
+pub(super) struct Turns<K>(Mutex<Vec<(K, Weak<AsyncMutex<bool>>)>>);
+
+impl<K> Default for Turns<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Clone + PartialEq> Turns<K> {
+    /// The turn to make what has this key.
+    pub fn of(&self, key: &K) -> Turn {
+        let mut all = lock(&self.0);
+        all.retain(|(_, turn)| turn.strong_count() > 0);
+        let known = all.iter().find(|(of, _)| of == key).and_then(|(_, turn)| turn.upgrade());
+        known.unwrap_or_else(|| {
+            let turn = Turn::default();
+            all.push((key.clone(), Arc::downgrade(&turn)));
+            turn
+        })
+    }
 }
 
 /// The key of a base: all that decides its rows and its carried columns, apart from the versions of
@@ -91,8 +117,8 @@ pub(super) struct CachedBase {
     pub carried: Arc<Carried>,
     pub memory: Arc<BaseMemory>,
     searches: Mutex<Vec<CachedSearch>>,
-    /// The turn to open a search.
-    pub opening: Arc<AsyncMutex<()>>,
+    /// The turns to open searches.
+    pub opening: Turns<SearchKey>,
     hits: AtomicU64,
     last_use: Mutex<(u64, SystemTime)>,
 }
@@ -112,6 +138,8 @@ pub(super) struct BaseMemory {
 pub(super) struct SearchKey {
     pub k: usize,
     pub device_memory: u64,
+    /// Whether the queries are rows of the base.
+    pub is_self_join: bool,
     /// The parameters of hashing, all given; `None` for an exact search.
     pub lsh: Option<LshParams>,
 }
@@ -237,15 +265,8 @@ impl OpenCache {
     }
 
     /// The turn to read a base: statements that need the same one at the same time wait for the first.
-    pub fn turn(&self, key: &BaseKey) -> Arc<AsyncMutex<()>> {
-        let mut reading = lock(&self.cache.reading);
-        reading.retain(|(_, turn)| turn.strong_count() > 0);
-        let known = reading.iter().find(|(of, _)| of == key).and_then(|(_, turn)| turn.upgrade());
-        known.unwrap_or_else(|| {
-            let turn = Arc::default();
-            reading.push((key.clone(), Arc::downgrade(&turn)));
-            turn
-        })
+    pub fn turn(&self, key: &BaseKey) -> Turn {
+        self.cache.reading.of(key)
     }
 
     /// Keeps a base, as it was read at these versions of its files, if it fits: in place of others of
@@ -268,7 +289,7 @@ impl OpenCache {
             carried,
             memory,
             searches,
-            opening: Arc::default(),
+            opening: Turns::default(),
             hits,
             last_use,
         });

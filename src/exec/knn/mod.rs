@@ -9,8 +9,8 @@
 //! With one input, the rows are joined with themselves, and none is its own neighbour.
 //!
 //! Phases: (1) the base is collected and its vectors become rows; (2) when the first queries are
-//! there, a device is chosen and the base put on it; (3) every block of queries is searched on a
-//! blocking thread and its neighbours are turned into batches on demand. The first block is small
+//! there, a device is chosen and the base put on it; (3) every block of queries is searched on
+//! threads of the crate's own and its neighbours are turned into batches on demand. The first block is small
 //! and each has twice the queries of the one before. Dropping the stream cancels the search between
 //! tiles.
 //!
@@ -503,7 +503,7 @@ impl ExecutionPlan for KnnExec {
         let metrics = Metrics::new(&self.metrics, partition, self.spec.lsh.is_some());
         let begin =
             || Ok(Run::new(self.execution(&context), self.inputs(&context)?, partitions, &metrics));
-        let (run, is_first) = self.runs.join(partition, partitions, begin)?;
+        let (run, is_first) = self.runs.join(&context, partition, partitions, begin)?;
         let batch_size = context.session_config().batch_size();
         Ok(stream::output(run, partition, is_first, batch_size, metrics))
     }

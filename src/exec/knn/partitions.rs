@@ -3,16 +3,17 @@
 //!
 //! A single partition reads its queries as a stream. Several read them into memory, once, and each
 //! searches its range; their concatenation is the output of a single partition. Where the session's
-//! memory has no room for that, or for lists of all partitions at a time, the first partition
-//! searches all queries, and the others are empty.
+//! memory has no room for that, or for lists of all partitions at a time, or where queries take more
+//! than [`COLLECTED_BYTES`], the first partition searches all queries, and the others are empty.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use datafusion::common::DataFusionError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;
+use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
@@ -39,7 +40,8 @@ use crate::parallel::lock;
 /// pass over the base more often than one search of them all.
 const FEWEST_QUERIES: usize = 8192;
 
-/// The maximum bytes of queries, with their lists, that are collected for several partitions.
+/// The maximum bytes of queries with their lists, and of their carried columns and sets, that are collected for
+/// several partitions.
 const COLLECTED_BYTES: usize = 1 << 30;
 
 /// The streams of the inputs of a join.
@@ -93,22 +95,29 @@ impl Run {
 
     /// The base, the queries of a partition, and the turn of its searches.
     pub async fn part(
-        &self,
+        self,
         partition: usize,
     ) -> Result<(Base, QuerySource, Option<Arc<Semaphore>>)> {
-        let started = self
-            .started
-            .clone()
-            .await
+        let started = self.started.await;
+        // The error itself, if no other partition waits for it.
+        let started = started
             .map_err(|error| Arc::try_unwrap(error).unwrap_or_else(DataFusionError::Shared))?;
         let queries = std::mem::take(&mut lock(&started.queries)[partition]);
         Ok((started.base.clone(), queries, started.turn.clone()))
     }
 }
 
-/// The run that partitions join until each has been executed.
+/// The runs that partitions join until each has been executed: one for each context, since a plan may be executed
+/// several times.
 #[derive(Default)]
-pub(super) struct Runs(Mutex<Option<(Run, Vec<bool>)>>);
+pub(super) struct Runs(Mutex<Vec<JoinedRun>>);
+
+struct JoinedRun {
+    context: Weak<TaskContext>,
+    run: Run,
+    /// Whether each partition has been executed.
+    joined: Vec<bool>,
+}
 
 impl fmt::Debug for Runs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -117,23 +126,31 @@ impl fmt::Debug for Runs {
 }
 
 impl Runs {
-    /// The run of a partition, and whether it has begun with it.
+    /// The run of a partition in a context, and whether it has begun with it.
     pub fn join(
         &self,
+        context: &Arc<TaskContext>,
         partition: usize,
         partitions: usize,
         begin: impl FnOnce() -> Result<Run>,
     ) -> Result<(Run, bool)> {
-        let mut current = lock(&self.0);
-        let (run, mut joined, is_first) = match current.take() {
-            Some((run, joined)) if !joined[partition] => (run, joined, false),
-            _ => (begin()?, vec![false; partitions], true),
-        };
-        joined[partition] = true;
-        if !joined.iter().all(|joined| *joined) {
-            *current = Some((run.clone(), joined));
+        let mut runs = lock(&self.0);
+        runs.retain(|of| of.context.strong_count() > 0 && of.joined.contains(&false));
+        let is_joined =
+            |of: &JoinedRun| of.context.as_ptr() == Arc::as_ptr(context) && !of.joined[partition];
+        if let Some(of) = runs.iter_mut().find(|of| is_joined(of)) {
+            of.joined[partition] = true;
+            let run = of.run.clone();
+            runs.retain(|of| of.joined.contains(&false));
+            return Ok((run, false));
         }
-        Ok((run, is_first))
+        let run = begin()?;
+        let mut joined = vec![false; partitions];
+        joined[partition] = true;
+        if partitions > 1 {
+            runs.push(JoinedRun { context: Arc::downgrade(context), run: run.clone(), joined });
+        }
+        Ok((run, true))
     }
 }
 
@@ -176,41 +193,59 @@ async fn start(
         base.sample = (rows.slice(0..end), QueryRows::OfBase { first: 0 });
         let left = 0..rows.len();
         queries.in_memory = Some(QueriesInMemory { rows, carried: None, left, reserved: None });
-    } else if partitions > 1 {
-        queries = collect(execution, &mut base, queries).await?;
     }
-    let split = match partitions {
-        1 => None,
-        _ => split(execution, &base, &queries, partitions),
-    };
-    let Some(split) = split else {
+    let whole = |base, queries| {
         let others = (1..partitions).map(|_| QuerySource::default());
         let queries = [queries].into_iter().chain(others).collect();
-        return Ok(Started { base, queries: Mutex::new(queries), turn: None });
+        Ok(Started { base, queries: Mutex::new(queries), turn: None })
     };
-    if let Some(queries) = &queries.in_memory {
-        base.on_device(execution, phases, queries.left.len(), job).await?;
+    if partitions == 1 {
+        return whole(base, queries);
     }
-    Ok(Started { base, queries: Mutex::new(split), turn: Some(Arc::new(Semaphore::new(1))) })
+    let queries = collect(execution, &mut base, queries, phases, job).await?;
+    match split(execution, &base, &queries, partitions) {
+        None => whole(base, queries),
+        Some(split) => {
+            let turn = Some(Arc::new(Semaphore::new(1)));
+            Ok(Started { base, queries: Mutex::new(split), turn })
+        }
+    }
 }
 
-/// The queries in memory, as many as there is room for, and the stream of the rest.
+/// The queries in memory, as many as there is room for beside the search, which is opened if there are
+/// any, and the stream of the rest.
 async fn collect(
-    execution: &KnnExecution,
+    execution: &Arc<KnnExecution>,
     base: &mut Base,
     queries: QuerySource,
+    phases: &Phases,
+    job: &Job,
 ) -> Result<QuerySource> {
-    let Some(mut stream) = queries.stream else { return Ok(queries) };
+    let Some(mut stream) = queries.stream else {
+        let count = queries.in_memory.as_ref().map_or(0, |queries| queries.left.len());
+        if count > 0 {
+            base.on_device(execution, phases, count, job).await?;
+        }
+        return Ok(queries);
+    };
     let bytes = base.query_bytes(execution);
-    let block = stream.begin(query_reader(execution, &base.rows, stream.seen), bytes);
+    let mut block = stream.begin(query_reader(execution, &base.rows, stream.seen), bytes);
+    block.most_bytes = COLLECTED_BYTES;
+    let mut block = stream.fill(block, SMALLEST_BLOCK).await?;
+    let expected = execution.expected.unwrap_or(execution.spec.batch_rows).max(block.len());
+    let is_open = !execution.chooses() && block.len() > 0;
+    if is_open {
+        base.on_device(execution, phases, expected, job).await?;
+    }
     let most = (COLLECTED_BYTES / bytes.max(1)).max(SMALLEST_BLOCK);
-    let block = stream.fill(block, most).await?;
+    block = stream.fill(block, most).await?;
     block.settle();
     let (reader, mut carried, reservations) = block.into_parts();
     let (rows, positions) = reader.finish();
     carried.positions = positions;
-    if execution.chooses() {
+    if execution.chooses() && !rows.is_empty() {
         base.sample = (rows.clone(), QueryRows::Separate);
+        base.on_device(execution, phases, expected.max(rows.len()), job).await?;
     }
     let in_memory = QueriesInMemory {
         left: 0..rows.len(),

@@ -78,6 +78,8 @@ pub(super) struct Filling {
     rows: MemoryReservation,
     /// The reservation of sets, whose rows differ in size.
     sets: MemoryReservation,
+    /// The maximum bytes of carried columns and sets.
+    pub most_bytes: usize,
     /// Bytes of a query and of its list.
     bytes_per_row: usize,
     /// The number of rows that memory is reserved for.
@@ -107,6 +109,7 @@ impl QueryStream {
             columns: self.in_hand.new_empty(),
             rows: self.in_hand.new_empty(),
             sets: self.in_hand.new_empty(),
+            most_bytes: usize::MAX,
             bytes_per_row,
             capacity: 0,
             full: false,
@@ -117,6 +120,9 @@ impl QueryStream {
     /// more.
     pub async fn fill(&mut self, mut block: Filling, target: usize) -> Result<Filling> {
         while block.reader.len() < target && !block.full {
+            if block.columns.size().saturating_add(block.sets.size()) > block.most_bytes {
+                break;
+            }
             self.phases.enter(Phase::Read);
             let batch = self.next_batch().await;
             self.phases.enter(Phase::Prepare);

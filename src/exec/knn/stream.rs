@@ -26,9 +26,9 @@ pub(super) fn output(
     let phases = metrics.phases.clone();
     let searched = phases.clone();
     let start = async move {
+        let (execution, reading) = (run.execution.clone(), run.cancel.clone());
         let (base, queries, turn) = run.part(partition).await?;
         let cancel = CancelOnDrop(Cancel::default());
-        let (execution, reading) = (run.execution, run.cancel);
         let left = execution.fetch.unwrap_or(usize::MAX);
         let (ahead, baseline) = (metrics.ahead.clone(), metrics.baseline.clone());
         let job = execution.job(&cancel.0, &metrics.phases);

@@ -5,6 +5,7 @@ use std::collections::hash_map::Entry;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use arrow::array::{Array, ArrayData, ArrayRef, RecordBatch};
 use datafusion::common::runtime::SpawnedTask;
@@ -257,7 +258,26 @@ impl<T: Send + 'static> Future for RunningWork<T> {
 impl<T: Send + 'static> Drop for RunningWork<T> {
     fn drop(&mut self) {
         if let (Some(result), Ok(runtime)) = (self.result.take(), Handle::try_current()) {
-            runtime.spawn_blocking(move || drop(result.blocking_recv()));
+            let end = EndOfWork(result);
+            runtime.spawn_blocking(move || drop(end));
+        }
+    }
+}
+
+/// The longest wait for cancelled work.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// Dropping this waits for the end of work: on a thread where blocking is allowed or, while the
+/// runtime shuts down and starts no such thread, on one of its workers.
+struct EndOfWork<T>(oneshot::Receiver<std::thread::Result<T>>);
+
+impl<T> Drop for EndOfWork<T> {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while matches!(self.0.try_recv(), Err(oneshot::error::TryRecvError::Empty))
+            && start.elapsed() < LONGEST_WAIT
+        {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

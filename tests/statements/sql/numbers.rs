@@ -106,6 +106,11 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/knn_exact.md",
+        file: "src/exec/knn/partitions.rs",
+        numbers: &[("and there are {} queries or more for each", "const FEWEST_QUERIES: usize = ")],
+    },
+    Shared {
+        page: "sql/knn_exact.md",
         file: "src/exec/knn/output.rs",
         numbers: &[(
             "A batch of the output ends at {} of carried columns",
@@ -248,7 +253,7 @@ const SHARED: &[Shared] = &[
     Shared {
         page: "sql/settings.md",
         file: "src/parallel.rs",
-        numbers: &[("a thread for each core and {} more", "const BESIDE: usize = ")],
+        numbers: &[("a statement for each core and {} more", "const BESIDE: usize = ")],
     },
     Shared {
         page: "sql/settings.md",

@@ -36,8 +36,9 @@ async fn rows(
     reading: Reading,
 ) -> Result<Vec<RecordBatch>> {
     let partitions = plan.output_partitioning().partition_count();
+    let context = &ctx.task_ctx();
     let one = |partition| async move {
-        let batches = plan.execute(partition, ctx.task_ctx())?.try_collect::<Vec<_>>().await?;
+        let batches = plan.execute(partition, context.clone())?.try_collect::<Vec<_>>().await?;
         Ok::<_, DataFusionError>(concat_batches(&plan.schema(), &batches)?)
     };
     let read = async {
@@ -203,8 +204,9 @@ pub async fn failures() -> Result<(), Failed> {
         "(SELECT id, CASE WHEN id = 20000 THEN [1.0] ELSE [1.0, 2.0, 3.0] END AS v FROM q)";
     let sql = format!("SELECT * FROM knn_exact(queries => {ragged}, base => few, k => 1)");
     let several = split(&search(&ctx, &sql).await?, 3)?;
+    let context = ctx.task_ctx();
     for partition in 0..3 {
-        let mut batches = several.execute(partition, ctx.task_ctx())?;
+        let mut batches = several.execute(partition, context.clone())?;
         let error = match tokio::time::timeout(DEADLINE, batches.next()).await {
             Ok(Some(Err(error))) => error.to_string(),
             other => return Err(format!("partition {partition}: {other:?}").into()),
@@ -214,7 +216,7 @@ pub async fn failures() -> Result<(), Failed> {
     let plan = search(&ctx, "SELECT * FROM knn_exact(q, k => 2)").await?;
     let whole = rows(&ctx, &plan, Reading::AtOnce).await?;
     let several = split(&plan, 3)?;
-    let streams = (0..3).map(|partition| several.execute(partition, ctx.task_ctx()));
+    let streams = (0..3).map(|partition| several.execute(partition, context.clone()));
     let mut streams = streams.collect::<Result<Vec<_>>>()?;
     // The second one holds the turn or waits for it.
     let first = tokio::time::timeout(DEADLINE, streams[1].next()).await?;
