@@ -440,15 +440,27 @@ fn check(
         return Err("other distances".to_string());
     }
     check_lists(rng, metric, values, &means, |_| None, &clustering.labels, &clustering.distances)?;
-    let (mut sizes, mut inertias) = (vec![0; means.len()], vec![0.0; means.len()]);
+    // Each sum, and what its additions have lost.
+    let (mut sizes, mut sums) = (vec![0; means.len()], vec![(0.0f64, 0.0f64); means.len()]);
     for (row, (label, distance)) in labels.iter().zip(&distances).enumerate() {
         sizes[*label as usize] += 1;
         let cost = if metric == Metric::L2 { distance * distance } else { *distance };
         let cost = if weight(row) == 0.0 { 0.0 } else { weight(row) * cost };
-        inertias[*label as usize] += cost;
+        let (sum, lost) = &mut sums[*label as usize];
+        let all = *sum + cost;
+        let added = all - *sum;
+        *lost += (*sum - (all - added)) + (cost - added);
+        *sum = all;
     }
-    if (&sizes, &inertias) != (&clustering.sizes, &clustering.inertias) {
-        return Err("other sizes or inertias".to_string());
+    if sizes != clustering.sizes {
+        return Err("other sizes".to_string());
+    }
+    let is_off = |((sum, lost), inertia): (&(f64, f64), &f64)| match sum.is_finite() {
+        true => (inertia - (sum + lost)).abs() > f64::EPSILON * sum + f64::MIN_POSITIVE,
+        false => *inertia != f64::INFINITY,
+    };
+    if sums.iter().zip(&clustering.inertias).any(is_off) {
+        return Err(format!("inertias {:?}, not {sums:?}", clustering.inertias));
     }
     if metric == Metric::L2 { check_means(rows, weights, clustering, &means) } else { Ok(()) }
 }
