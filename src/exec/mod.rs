@@ -11,6 +11,7 @@ mod knn_index;
 mod knn_lsh_builder;
 mod lsh_buckets;
 mod operator;
+mod partition_searches;
 mod read;
 mod row_distances;
 mod stored;
@@ -23,15 +24,13 @@ pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec};
 pub use inputs::{InputExec, OrderedConcatExec, RowNumberExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, ordered_concat, plan_input};
 pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec};
-pub use knn::{
-    BaseCache, CacheLimit, CachedBaseInfo, InputFields, KnnExec, KnnSpec, PartitionSearches,
-    knn_fields,
-};
+pub use knn::{BaseCache, CacheLimit, CachedBaseInfo, InputFields, KnnExec, KnnSpec, knn_fields};
 pub use knn_index::KnnIndex;
 pub use knn_lsh_builder::KnnLsh;
 pub(crate) use knn_lsh_builder::LshSlot;
 pub use lsh_buckets::{bucket_field, bucket_fields, row_buckets};
 pub use operator::evictable::EvictingPool;
+pub use partition_searches::PartitionSearches;
 pub use read::input_columns::InputColumns;
 pub use read::vector_column::VectorColumn;
 pub(crate) use read::vector_column::{common_kind, kind_of_vector, vector_name, weight_name};

@@ -62,8 +62,7 @@ use self::base::{BaseInput, BaseResidence, KnnExecution};
 pub use self::cache::{BaseCache, CacheLimit, CachedBaseInfo};
 use self::cache::{BaseKey, CacheAccess};
 use self::metrics::Metrics;
-pub use self::partitions::PartitionSearches;
-use self::partitions::{JoinStreams, Run, Runs};
+use self::partitions::{FEWEST_QUERIES, JoinStreams, Run, Runs};
 pub use self::spec::{InputFields, KnnSpec, knn_fields};
 use self::stored_base::Stored;
 use crate::algo::knn::Index;
@@ -241,6 +240,18 @@ impl KnnExec {
         }
         let same = self.over(self.children().into_iter().cloned().collect())?;
         Ok(same.like(self, self.fetch, partitions))
+    }
+
+    /// The same search with up to `target` output partitions: as many as there are queries for, by
+    /// statistics. `None` if one is all.
+    pub(super) fn in_partitions(&self, target: usize) -> Option<Arc<dyn ExecutionPlan>> {
+        let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
+        let expected = expected_rows(queries).unwrap_or(usize::MAX);
+        let partitions = target.min(expected / FEWEST_QUERIES);
+        if partitions < 2 || self.fetch.is_some() {
+            return None;
+        }
+        Some(Arc::new(self.with_partitions(partitions).ok()?))
     }
 
     /// This search with the cache of another.

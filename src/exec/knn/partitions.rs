@@ -10,35 +10,27 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
 use datafusion::common::DataFusionError;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;
 use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::ExecutionPlan;
-use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::repartition::RepartitionExec;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use tokio::sync::Semaphore;
 
-use super::KnnExec;
 use super::base::{Base, BaseInput, KnnExecution, ReservedInput, read};
 use super::metrics::Metrics;
 use super::queries::{QueryStream, SMALLEST_BLOCK};
 use super::search::{FIRST_BLOCK, QueriesInMemory, QuerySource, query_reader};
 use crate::device::QueryRows;
-use crate::exec::inputs::row_local;
 use crate::exec::operator::drain::InputStreams;
 use crate::exec::operator::phases::Phases;
-use crate::exec::operator::streams::{CancelOnDrop, PoolBudget, expected_rows};
+use crate::exec::operator::streams::{CancelOnDrop, PoolBudget};
 use crate::job::{Cancel, Job};
 use crate::parallel::lock;
 
 /// The fewest queries of a partition, one batch of DataFusion's: fewer queries in more searches would
 /// pass over the base more often than one search of them all.
-const FEWEST_QUERIES: usize = 8192;
+pub(super) const FEWEST_QUERIES: usize = 8192;
 
 /// The maximum bytes of queries with their lists, and of their carried columns and sets, that are collected for
 /// several partitions.
@@ -287,79 +279,4 @@ fn split(
         QuerySource { in_memory: Some(in_memory), stream: None }
     };
     Some((0..partitions).map(part).collect())
-}
-
-/// A physical optimizer rule: a search whose rows are repartitioned has as many output partitions
-/// as the session targets, if there are queries for them.
-///
-/// Elsewhere it keeps its one partition, and with it the order of its rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartitionSearches;
-
-impl PhysicalOptimizerRule for PartitionSearches {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        config: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let target = config.execution.target_partitions;
-        let rule = |plan: Arc<dyn ExecutionPlan>| match plan.downcast_ref::<RepartitionExec>() {
-            Some(repartition) if !repartition.preserve_order() => {
-                match partitioned(repartition.input(), target)? {
-                    Some(input) => Ok(Transformed::yes(over(&plan, input)?)),
-                    None => Ok(Transformed::no(plan)),
-                }
-            }
-            _ => Ok(Transformed::no(plan)),
-        };
-        plan.transform_up(rule).data()
-    }
-
-    fn name(&self) -> &str {
-        "neighbors_partition_searches"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
-
-/// The same operator over another input.
-fn over(
-    plan: &Arc<dyn ExecutionPlan>,
-    input: Arc<dyn ExecutionPlan>,
-) -> Result<Arc<dyn ExecutionPlan>> {
-    let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
-    plan.clone().replace_children(vec![input], options)
-}
-
-/// The plan with a search of several partitions, below operators that pass its rows on one by one.
-fn partitioned(
-    plan: &Arc<dyn ExecutionPlan>,
-    target: usize,
-) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-    if let Some(search) = plan.downcast_ref::<KnnExec>() {
-        return Ok(search.in_partitions(target));
-    }
-    match plan.children()[..] {
-        [input] if row_local(plan) && plan.fetch().is_none() => {
-            let input = partitioned(input, target)?;
-            input.map(|input| over(plan, input)).transpose()
-        }
-        _ => Ok(None),
-    }
-}
-
-impl KnnExec {
-    /// The same search with up to `target` output partitions: as many as there are queries for, by
-    /// statistics. `None` if one is all.
-    fn in_partitions(&self, target: usize) -> Option<Arc<dyn ExecutionPlan>> {
-        let (_, queries) = self.queries.as_ref().unwrap_or(&self.base);
-        let expected = expected_rows(queries).unwrap_or(usize::MAX);
-        let partitions = target.min(expected / FEWEST_QUERIES);
-        if partitions < 2 || self.fetch.is_some() {
-            return None;
-        }
-        Some(Arc::new(self.with_partitions(partitions).ok()?))
-    }
 }
