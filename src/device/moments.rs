@@ -136,8 +136,8 @@ impl FixedPoint {
         if most <= LEAST {
             return Self { middle, inverse: 0.0, inverse_of_squares: 0.0 };
         }
-        // A power of two above any deviation.
-        let bound = 4.0 / power_of_two_near_inverse(most);
+        // A power of two, more than twice any deviation.
+        let bound = f64::from_bits(((most.to_bits() >> 52) + 2) << 52);
         let steps = f64::from_bits(((BITS + 1023) as u64) << 52);
         Self { middle, inverse: steps / bound, inverse_of_squares: steps / bound / bound }
     }

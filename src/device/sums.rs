@@ -179,7 +179,9 @@ pub(crate) fn sums_by_label(
         }
         Ok((sums, infinite))
     });
-    let (mut all, mut infinite) = (ExactSums::new(steps.clone(), cells), Vec::new());
+    let mut blocks = blocks.into_iter();
+    let none = || Ok((ExactSums::new(steps.clone(), cells), Vec::new()));
+    let (mut all, mut infinite) = blocks.next().unwrap_or_else(none)?;
     for of_block in blocks {
         let (sums, more) = of_block?;
         all.absorb(&sums);

@@ -10,7 +10,7 @@
 //! its own.
 //!
 //! Phases: (1) the inputs are collected and their vectors become rows; (2) a device is chosen and
-//! all rows are clustered on threads of the crate's own, which dropping the stream cancels; if a device that
+//! all rows are clustered on the crate's own threads, which dropping the stream cancels; if a device that
 //! was not requested by name fails, the CPU does it; (3) the input's batches come out again, with
 //! the columns of the family, or the clusters do.
 //!

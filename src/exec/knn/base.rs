@@ -477,7 +477,7 @@ async fn cached_or_read(
             execution.residence.set(true, cached.host_bytes());
             return Ok(Base::of_cache(cached, cache));
         }
-        // What did not stay for the first is read by the others at the same time.
+        // A base that did not stay for the first is read by the others at the same time.
         let _had = if *had {
             drop(had);
             None

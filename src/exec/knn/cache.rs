@@ -74,7 +74,7 @@ pub struct BaseCache {
 /// The turn to make something that several statements need, and whether one of them has had it.
 pub(super) type Turn = Arc<AsyncMutex<bool>>;
 
-/// What statements are making, each with the turn to make it.
+/// The bases or searches that statements are making, each with the turn to make it.
 pub(super) struct Turns<K>(Mutex<Vec<(K, Weak<AsyncMutex<bool>>)>>);
 
 impl<K> Default for Turns<K> {
@@ -133,7 +133,7 @@ pub(super) struct BaseMemory {
     pub budget: Option<Arc<PoolBudget>>,
 }
 
-/// What decides a search in a base, apart from its device.
+/// The key of a search in a base: all that decides it, apart from its device.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SearchKey {
     pub k: usize,

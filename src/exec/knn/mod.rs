@@ -10,16 +10,16 @@
 //!
 //! Phases: (1) the base is collected and its vectors become rows; (2) when the first queries are
 //! there, a device is chosen and the base put on it; (3) every block of queries is searched on
-//! threads of the crate's own and its neighbours are turned into batches on demand. The first block is small
-//! and each has twice the queries of the one before. Dropping the stream cancels the search between
+//! the crate's own threads and its neighbours are turned into batches on demand. The first block is
+//! small and each has twice the queries of the one before. Dropping the stream cancels the search between
 //! tiles.
 //!
 //! Output: in the order of the queries, each with its neighbours by rank; in one partition or, if
 //! what is above repartitions the rows, in several consecutive ones over the same base. A limit
 //! (`fetch`) bounds the number of queries that are searched.
 //!
-//! Memory: the base's batches and rows, and one block of queries with its neighbours, all reserved
-//! in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
+//! Memory: the base's batches and rows, and one block of queries with its neighbours; with several
+//! partitions, all queries up to a limit and a block of each. All is reserved in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
 //! the pool refuses fails with `ResourcesExhausted`.
 
 mod base;

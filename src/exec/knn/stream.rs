@@ -41,7 +41,7 @@ pub(super) fn output(
             });
         Ok::<BoxStream<'static, _>, DataFusionError>(match is_first {
             true => batches.boxed(),
-            // What all partitions wait for is booked once.
+            // The reading, for which all partitions wait, is booked once.
             false => searched.watch(batches.boxed()).boxed(),
         })
     };
