@@ -36,7 +36,9 @@
 //! | `dbscan` | [`DbscanExt`] | [`dbscan()`] | [`Dbscan`] |
 //!
 //! Parameters are built from what is required, `KnnExact::k(10)` or `Dbscan::eps(0.3)`, and methods
-//! for what differs from the defaults. A [`KnnIndex`] is read once and searched often.
+//! for what differs from the defaults. A [`KnnIndex`] is read once and searched often. Searches in parts of
+//! a base, and rounds of k-means over some of the rows, merge into those of all rows
+//! ([`merge_neighbors`], [`kmeans_partial`]), the same bits however the rows are divided.
 //! `lsh_buckets` and tables `STORED AS LSH` are there in SQL only.
 //!
 //! # Devices and memory
@@ -77,11 +79,12 @@ mod sets;
 mod sql;
 
 pub use algo::dbscan::Density;
-pub use algo::kmeans::{Clustering, Init};
+pub use algo::kmeans::{Clustering, Init, KMeansPartial};
 pub use device::{AnyDevice, DeviceChoice, DeviceInfo, devices, why_no_gpu};
 pub use error::{Error, Result, RowProblem};
 pub use exec::{
-    CacheLimit, Dbscan, KMeans, KnnExact, KnnIndex, KnnLsh, dbscan, kmeans, knn_exact, knn_lsh,
+    CacheLimit, Dbscan, KMeans, KnnExact, KnnIndex, KnnLsh, dbscan, kmeans, kmeans_partial,
+    kmeans_start, knn_exact, knn_lsh, merge_neighbors,
 };
 pub use matrix::{Elements, Matrix};
 pub use metric::Metric;

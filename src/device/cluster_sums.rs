@@ -47,6 +47,11 @@ impl ClusterSums {
         self.counts.len()
     }
 
+    /// Number of rows of positive weight in each cluster.
+    pub fn counts(&self) -> &[i64] {
+        &self.counts
+    }
+
     /// Number of values of a row.
     pub fn width(&self) -> usize {
         self.sums.width()
@@ -87,6 +92,33 @@ impl ClusterSums {
         if let (Some(weights), Some(other)) = (&mut self.weights, &other.weights) {
             weights.absorb(other);
         }
+    }
+
+    /// Adds the sums of other rows in the same clusters, with weights as these or without as these.
+    pub fn merge(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
+        self.sums.merge(&other.sums);
+        if let (Some(weights), Some(other)) = (&mut self.weights, &other.weights) {
+            weights.merge(other);
+        }
+    }
+
+    /// Appends the sums in a form that is the same for equal sums.
+    pub fn write(&self, to: &mut Vec<u8>) {
+        self.counts.iter().for_each(|count| to.extend(count.to_le_bytes()));
+        self.sums.write(to);
+        self.weights.iter().for_each(|weights| weights.write(to));
+    }
+
+    /// Takes [written](Self::write) sums from the front of `from`; `None` if it has none.
+    pub fn read(from: &mut &[u8], dim: usize, k: usize, has_weights: bool) -> Option<Self> {
+        let count = |bytes: &[u8]| bytes.try_into().ok().map(i64::from_le_bytes);
+        let counts = from.split_off(..k.checked_mul(size_of::<i64>())?)?;
+        let counts = counts.chunks(size_of::<i64>()).map(count).collect::<Option<_>>()?;
+        let sums = ExactSums::read(from, dim, k)?;
+        let weights = has_weights.then(|| ExactSums::read(from, 1, k));
+        let weights = if let Some(weights) = weights { Some(weights?) } else { None };
+        Some(Self { counts, sums, weights })
     }
 
     /// The clusters without rows of positive weight, ascending.

@@ -32,7 +32,7 @@ pub use cluster_sums::ClusterSums;
 #[cfg(feature = "internals")]
 pub use compose::StreamedSearch;
 pub(crate) use compose::{ErrorBounds, RowStats};
-pub use compose::{ExactSearch, Means, NearestCentroids};
+pub use compose::{ExactSearch, Means, NearestCentroids, sums_of};
 pub use contract::{
     Assignment, BucketTask, Buckets, Candidates, Components, DbscanDevice, DbscanInput, DbscanWork,
     Distances, Hashes, HashingDevice, KMeansDevice, KMeansInput, KMeansKind, KMeansProblem,

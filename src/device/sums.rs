@@ -353,6 +353,50 @@ impl ExactSums {
         }
     }
 
+    /// Adds the sums of `other`, whatever its steps.
+    pub(super) fn merge(&mut self, other: &Self) {
+        for place in 0..self.high.len() {
+            let sum = other.exact(place);
+            if !sum.bins.is_empty() {
+                self.wide(place).absorb(&sum);
+            }
+        }
+    }
+
+    /// Appends all sums in a form that is the same for equal sums.
+    pub(super) fn write(&self, to: &mut Vec<u8>) {
+        (0..self.high.len()).for_each(|place| self.exact(place).write(to));
+    }
+
+    /// Takes the [written](Self::write) sums of `cells` cells from the front of `from`; `None` if it
+    /// has none.
+    pub(super) fn read(from: &mut &[u8], width: usize, cells: usize) -> Option<Self> {
+        let ones = vec![1.0; width];
+        let steps = Steps { steps: ones.clone(), inverse: ones, bits: 51, has_parts: true };
+        let mut sums = Self::new(Arc::new(steps), cells);
+        for place in 0..cells * width {
+            let sum = Wide::read(from)?;
+            if !sum.bins.is_empty() {
+                *sums.wide(place) = sum;
+            }
+        }
+        Some(sums)
+    }
+
+    /// The sum of a cell and column.
+    fn exact(&self, place: usize) -> Wide {
+        let mut sum = match self.is_wide[place] {
+            true => self.wide.get(&place).cloned().unwrap_or_default(),
+            false => Wide::default(),
+        };
+        let exponent = self.steps.exponent(place % self.width().max(1));
+        sum.add_integer(self.high[place], exponent);
+        if self.steps.has_parts {
+            sum.add_integer(self.low[place], exponent - self.steps.bits);
+        }
+        sum
+    }
+
     /// For each cell and column, the sum in steps or in parts.
     #[cfg(feature = "cuda")]
     pub(super) fn steps_mut(&mut self, of_parts: bool) -> &mut [i64] {
@@ -370,17 +414,11 @@ impl ExactSums {
 
     /// A sum, rounded once.
     pub(super) fn total(&self, cell: usize, column: usize) -> Scaled {
-        let (place, exponent) = (cell * self.width() + column, self.steps.exponent(column));
-        let high = self.high[place];
-        let wide = if self.is_wide[place] { self.wide.get(&place) } else { None };
-        if let Some(wide) = wide {
-            let mut wide = wide.clone();
-            wide.add_integer(high, exponent);
-            if self.steps.has_parts {
-                wide.add_integer(self.low[place], exponent - self.steps.bits);
-            }
-            return wide.rounded();
+        let place = cell * self.width() + column;
+        if self.is_wide[place] {
+            return self.exact(place).rounded();
         }
+        let (high, exponent) = (self.high[place], self.steps.exponent(column));
         if !self.steps.has_parts {
             return Scaled { mantissa: high as f64, exponent };
         }
@@ -463,6 +501,29 @@ impl Wide {
         if length > self.bins.len() {
             self.bins.resize(length, 0);
         }
+    }
+
+    /// Appends the first digit's number, sign and length, and the digits, none of them 0 at an end.
+    fn write(&self, to: &mut Vec<u8>) {
+        let (is_negative, digits) = self.digits();
+        let start = digits.iter().position(|digit| *digit != 0).unwrap_or(digits.len());
+        let end = digits.iter().rposition(|digit| *digit != 0).map_or(start, |last| last + 1);
+        let first = if start < end { self.first + start as i32 } else { 0 };
+        to.extend(first.to_le_bytes());
+        to.extend(((end - start) as u32 * 2 + u32::from(is_negative)).to_le_bytes());
+        digits[start..end].iter().for_each(|digit| to.extend(digit.to_le_bytes()));
+    }
+
+    fn read(from: &mut &[u8]) -> Option<Self> {
+        let mut number = || from.split_off(..4)?.try_into().ok().map(u32::from_le_bytes);
+        let (first, form) = (number()? as i32, number()?);
+        // Sums of doubles, and of their products, have fewer digits.
+        if first.unsigned_abs() > 256 || form > 2 * 512 {
+            return None;
+        }
+        let sign = if form % 2 == 1 { -1 } else { 1 };
+        let bins = (0..form / 2).map(|_| Some(sign * i128::from(number()?)));
+        Some(Self { first, bins: bins.collect::<Option<_>>()? })
     }
 
     /// The nearest number of 53 bits, ties to even.

@@ -447,7 +447,7 @@ pub fn dbscan(
 }
 
 /// The element kind of an input's vectors; lists of integers are sets under metrics of sets.
-fn kind_of(
+pub(super) fn kind_of(
     array: &dyn Array,
     input: &str,
     may_be_sets: bool,
@@ -469,7 +469,7 @@ pub(super) fn vectors_of(data_type: &DataType) -> &DataType {
 }
 
 /// A reader of an array whose vectors have `dim` elements, if that is known.
-fn reader(
+pub(super) fn reader(
     input: &'static str,
     kind: ElementKind,
     metric: Metric,
@@ -479,7 +479,8 @@ fn reader(
     VectorReader::new(input, column, kind, metric).for_search().continuing(0, dim)
 }
 
-fn finish(
+/// The rows of an array, and the position of each that has a vector.
+pub(super) fn finish(
     input: &'static str,
     array: &dyn Array,
     mut reader: VectorReader,

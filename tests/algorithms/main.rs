@@ -6,6 +6,7 @@ mod clusters;
 mod density;
 mod hashing;
 mod index;
+mod partial;
 #[path = "../support/mod.rs"]
 mod support;
 

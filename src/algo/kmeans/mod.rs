@@ -16,10 +16,12 @@ mod distinct;
 mod initial;
 mod input;
 mod params;
+mod partial;
 mod run;
 
 pub use clustering::{Clustering, Rounds};
 pub use params::{Init, KMeansParams};
+pub use partial::{KMeansPartial, kmeans_partial};
 
 use self::run::KMeansTask;
 use crate::device::AnyDevice;
@@ -47,6 +49,9 @@ pub fn kmeans(
 ) -> Result<Clustering> {
     params.check()?;
     check_weights(weights, rows.len())?;
+    if weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|w| *w == 0.0)) {
+        return Err(Error::Unsatisfiable("kmeans: all weights are 0".to_string()));
+    }
     if rows.is_empty() {
         return Ok(Clustering::of_nothing(rows));
     }
@@ -79,7 +84,7 @@ pub fn kmeans_groups(
     device.run(KMeansTask { rows, weights, ends, given, params, clamps, job })
 }
 
-/// Checks the weights: one for each row, all finite and ≥ 0, and at least one > 0.
+/// Checks the weights: one for each row, all finite and ≥ 0.
 fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
     let Some(weights) = weights else { return Ok(()) };
     if weights.len() != rows {
@@ -90,9 +95,6 @@ fn check_weights(weights: Option<&[f64]>, rows: usize) -> Result<()> {
         return Err(Error::InvalidArgument(format!(
             "kmeans: a weight is {bad}; accepted are numbers from 0"
         )));
-    }
-    if weights.iter().all(|w| *w == 0.0) {
-        return Err(Error::Unsatisfiable("kmeans: all weights are 0".to_string()));
     }
     Ok(())
 }

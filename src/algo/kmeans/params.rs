@@ -109,6 +109,11 @@ impl KMeansParams {
 
     /// The metric whose distances are summed to the inertia.
     pub(crate) fn cost(&self) -> Metric {
-        if self.metric == Metric::L2 { Metric::SqEuclidean } else { self.metric }
+        cost_of(self.metric)
     }
+}
+
+/// The metric whose distances k-means sums under a metric.
+pub(super) fn cost_of(metric: Metric) -> Metric {
+    if metric == Metric::L2 { Metric::SqEuclidean } else { metric }
 }

@@ -101,9 +101,19 @@ impl<T: Real> Means<'_, T> {
     ) -> Result<Vec<T>> {
         let _reserved =
             job.reserve("rows for empty clusters", now.labels.len() * size_of::<usize>())?;
+        let singles = self.single_vectors(&now.labels, sums.clusters(), job)?;
+        Ok(self.filled(sums.clone(), singles, now, before))
+    }
+
+    /// The same, given one of the rows of each cluster whose rows are all equal.
+    pub fn filled(
+        &self,
+        mut sums: ClusterSums,
+        mut singles: Vec<Option<usize>>,
+        now: &Assignment<T>,
+        before: &[T],
+    ) -> Vec<T> {
         let empty = sums.empty();
-        let mut singles = self.single_vectors(&now.labels, sums.clusters(), job)?;
-        let mut sums = sums.clone();
         let mut farthest: Vec<usize> =
             (0..now.labels.len()).filter(|row| self.weight(*row) > 0.0).collect();
         let key = |row: &usize| Reverse(now.costs[*row].key(u32::MAX - *row as u32));
@@ -120,7 +130,7 @@ impl<T: Real> Means<'_, T> {
         }
         let mut means = ClusterMeans::default();
         means.renew(&sums, |_| true);
-        Ok(self.centroids(&means, singles, before))
+        self.centroids(&means, singles, before)
     }
 
     fn centroids(&self, means: &ClusterMeans, singles: Vec<Option<usize>>, before: &[T]) -> Vec<T> {
@@ -206,7 +216,12 @@ impl<T: Real> Means<'_, T> {
     /// again. The sum S of n rows x of weights w is Σ fl(w x), within 2⁻⁵³ of x Σ w; rounding S,
     /// Σ w and their quotient adds 3 · 2⁻⁵³. The relative error is at most 2⁻⁵¹, far below 2⁻²⁶, the
     /// smallest change of x that would round to another float32.
-    fn single_vectors(&self, labels: &[u32], k: usize, job: &Job) -> Result<Vec<Option<usize>>> {
+    pub fn single_vectors(
+        &self,
+        labels: &[u32],
+        k: usize,
+        job: &Job,
+    ) -> Result<Vec<Option<usize>>> {
         let mut first = vec![None; k];
         if T::MANTISSA <= f32::MANTISSA_DIGITS && self.metric == Metric::SqEuclidean {
             return Ok(first);
