@@ -5,8 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{FieldRef, Fields};
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::execution::memory_pool::MemoryPool;
+use datafusion::physical_plan::ExecutionPlan;
 
 use super::arrays::{KnnExact, as_batch, decoded, kind_with, read_queries, vectors_of};
+use super::inputs::InputIdentity;
+use super::knn::{BaseKey, CacheAccess, PreparedInput};
 use super::read::input_columns::InputColumns;
 use super::read::vector_column::{VectorColumn, common_kind, kind_of_vector};
 use super::read::vector_reader::VectorReader;
@@ -21,6 +26,9 @@ use crate::rows::Rows;
 
 /// A base for searches from Rust: read, prepared for its device, and then searched any number of
 /// times, by any number of threads. A clone is the same index.
+///
+/// As a table (`ctx.register_table("items", Arc::new(index))`) it has the rows of its batches, and as the
+/// base of the SQL function `knn_exact` it is prepared already.
 ///
 /// Answers are those of [`knn_exact()`](super::knn_exact). Queries with more digits than the base,
 /// Float64 beside Float32, are compared in Float64: the first ones have the base prepared in
@@ -63,7 +71,7 @@ struct PreparedBase {
     rows: Rows,
     /// The position of each row that has a vector.
     positions: Vec<u32>,
-    search: Box<dyn KnnSearch>,
+    search: Arc<dyn KnnSearch>,
 }
 
 impl KnnIndex {
@@ -128,6 +136,45 @@ impl KnnIndex {
     pub fn batches(&self) -> &[RecordBatch] {
         &self.0.batches
     }
+
+    /// Puts the base, as it is prepared, into the cache of a session for statements that read it from
+    /// this scan of [its batches](Self::batches), unless it is there.
+    ///
+    /// # Errors
+    /// Those of [`build`](Self::build).
+    pub(crate) fn keep_in(
+        &self,
+        cache: &CacheAccess,
+        scan: &DataSourceExec,
+        pool: &Arc<dyn MemoryPool>,
+        device_memory: u64,
+    ) -> Result<()> {
+        let SharedBase { device, params, batches, vector, kind, .. } = &*self.0;
+        let Some(cache) = cache.open(pool) else { return Ok(()) };
+        let Some(identity) = InputIdentity::of_source(scan) else { return Ok(()) };
+        let (schema, metric) = (scan.schema(), params.metric());
+        let key = BaseKey { identity, vector: vector.clone(), kind: *kind, metric };
+        let fields = schema.fields();
+        let Ok(columns) = InputColumns::for_search("base", vector, Some(metric), fields) else {
+            // A scan without the vectors, or with a dictionary of them.
+            return Ok(());
+        };
+        let base = self.0.prepared(*kind)?;
+        let carried = |batch: &RecordBatch| {
+            let named = |at: &usize| batch.column_by_name(fields[*at].name()).cloned();
+            Some((columns.carried.iter().map(named).collect::<Option<Vec<_>>>()?, batch.num_rows()))
+        };
+        let Some(carried) = batches.iter().map(carried).collect() else { return Ok(()) };
+        let prepared = PreparedInput {
+            rows: base.rows.clone(),
+            positions: base.positions.clone(),
+            carried,
+            device: device.for_kind(*kind),
+            search: base.search.clone(),
+        };
+        cache.keep_prepared(key, prepared, pool, params.k(), device_memory);
+        Ok(())
+    }
 }
 
 impl fmt::Debug for KnnIndex {
@@ -172,6 +219,7 @@ impl SharedBase {
         let (rows, positions) = reader.finish();
         let job = Job::default();
         let search = open_base(&self.device, rows.clone(), self.params, Method::Exact, &job)?;
+        let search = Arc::from(search);
         Ok(PreparedBase { kind, rows, positions, search })
     }
 }

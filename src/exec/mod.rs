@@ -25,6 +25,7 @@ pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec};
 pub use inputs::{InputExec, OrderedConcatExec, RowNumberExec, ShowInputs};
 pub(crate) use inputs::{check_bounded, ordered_concat, plan_input};
 pub use kmeans::{KMeansExec, KMeansOutput, KMeansSpec};
+pub(crate) use knn::CacheAccess;
 pub use knn::{BaseCache, CacheLimit, CachedBaseInfo, InputFields, KnnExec, KnnSpec, knn_fields};
 pub use knn_index::KnnIndex;
 pub use knn_lsh_builder::KnnLsh;

@@ -53,7 +53,9 @@ impl<T: Real> ProblemInput<'_, T> {
             return Err(Error::InvalidArgument(message.to_string()));
         };
         let KMeansParams { k, .. } = self.params;
-        let (count, dim) = centroids.map_or((0, 0), |given| (given.len(), given.matrix().dim()));
+        let count = centroids.map_or(0, Rows::len);
+        // Without rows, there is no dimension either.
+        let dim = centroids.filter(|_| count > 0).map_or(self.dim, |given| given.matrix().dim());
         if count != k || dim != self.dim {
             let row_dim = self.dim;
             return Err(Error::Unsatisfiable(format!(

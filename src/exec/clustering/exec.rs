@@ -25,9 +25,11 @@ use datafusion::physical_plan::{
 
 use super::family::{ClusterExecution, ClusterFamily, ClusterSpec, output_fields};
 use super::stream::stream;
+use crate::exec::inputs::InputIdentity;
+use crate::exec::knn::{BaseCache, BaseKey, CacheAccess, CacheLimit, PlannedInput};
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
 use crate::exec::operator::drain::InputStreams;
-use crate::exec::operator::streams::{execute_all, expected_rows};
+use crate::exec::operator::streams::expected_rows;
 use crate::exec::operator::vector_pruning::{remaining, without_vectors};
 use crate::exec::read::input_columns::InputColumns;
 
@@ -48,6 +50,8 @@ pub struct ClusterExec<F: ClusterFamily> {
     /// The chosen device, and a value of the result, once they are known.
     device: DeviceLabel,
     result: Arc<OnceLock<(&'static str, f64)>>,
+    /// The cache of the session, in which first centroids may stay.
+    cache: Option<CacheAccess>,
 }
 
 impl<F: ClusterFamily> ClusterExec<F> {
@@ -89,8 +93,46 @@ impl<F: ClusterFamily> ClusterExec<F> {
             Boundedness::Bounded,
         ));
         let (metrics, device) = (ExecutionPlanMetricsSet::new(), DeviceLabel::default());
-        let result = Arc::default();
-        Ok(Self { spec, input_columns, input, init, schema, properties, metrics, device, result })
+        Ok(Self {
+            spec,
+            input_columns,
+            input,
+            init,
+            schema,
+            properties,
+            metrics,
+            device,
+            result: Arc::default(),
+            cache: None,
+        })
+    }
+
+    /// The same operator with the first centroids of earlier statements: they are taken from this
+    /// cache, and stay there within a limit.
+    pub fn with_cache(self, cache: &Arc<BaseCache>, limit: CacheLimit) -> Self {
+        Self { cache: Some(CacheAccess { cache: Arc::downgrade(cache), limit }), ..self }
+    }
+
+    /// The first centroids, before they are read, if a relation gives them.
+    fn first(&self, context: &Arc<TaskContext>) -> Option<PlannedInput> {
+        let (input_columns, plan) = self.init.as_ref()?;
+        let cache = self.cache.as_ref().and_then(|cache| cache.open(context.memory_pool()));
+        let key = || {
+            Some(BaseKey {
+                identity: InputIdentity::of(plan)?,
+                vector: self.spec.init_vector.clone()?,
+                kind: self.input_columns.kind,
+                metric: F::metric(&self.spec.params),
+            })
+        };
+        Some(PlannedInput {
+            input_columns: input_columns.clone(),
+            schema: plan.schema(),
+            plan: plan.clone(),
+            context: context.clone(),
+            name: F::OPERATOR,
+            cache: cache.and_then(|cache| Some((cache, key()?))),
+        })
     }
 
     /// The specification: its parameters, and how its inputs are read.
@@ -179,7 +221,8 @@ impl<F: ClusterFamily> ExecutionPlan for ClusterExec<F> {
         let mut children = children.into_iter();
         let input = children.next();
         let input = input.ok_or_else(|| plan_datafusion_err!("{} has no input", F::OPERATOR))?;
-        Ok(Arc::new(Self::over(self.spec.clone(), input, children.next())?))
+        let same = Self::over(self.spec.clone(), input, children.next())?;
+        Ok(Arc::new(Self { cache: self.cache.clone(), ..same }))
     }
 
     fn apply_expressions(
@@ -243,7 +286,8 @@ impl<F: ClusterFamily> ExecutionPlan for ClusterExec<F> {
         without_vectors(projection, &self.input_columns, || {
             let spec = ClusterSpec { omits_vectors: true, ..spec.as_ref().clone() };
             let init = self.init.as_ref().map(|(_, plan)| plan.clone());
-            Ok(Arc::new(Self::over(Arc::new(spec), self.input.clone(), init)?))
+            let same = Self::over(Arc::new(spec), self.input.clone(), init)?;
+            Ok(Arc::new(Self { cache: self.cache.clone(), ..same }))
         })
     }
 
@@ -255,18 +299,17 @@ impl<F: ClusterFamily> ExecutionPlan for ClusterExec<F> {
         if partition != 0 {
             return internal_err!("{} has one partition, not {partition}", F::OPERATOR);
         }
-        let Self { input_columns, input, init, metrics, .. } = self;
+        let Self { input_columns, input, metrics, .. } = self;
         let execution = ClusterExecution {
             spec: self.spec.clone(),
             input_columns: input_columns.clone(),
-            init: init.as_ref().map(|(input_columns, _)| input_columns.clone()),
             schema: self.schema.clone(),
             request: self.device_request(),
             device: self.device.clone(),
             result: self.result.clone(),
             progress: F::progress(metrics),
         };
-        let first = init.as_ref().map(|(_, plan)| execute_all(plan, &context)).transpose()?;
+        let first = self.first(&context);
         let input = InputStreams::start(input_columns, &input.schema(), input, &context)?;
         Ok(stream(execution, first, input, &context, metrics))
     }

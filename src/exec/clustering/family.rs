@@ -11,6 +11,7 @@ use datafusion::error::Result;
 use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 
 use crate::device::{AnyDevice, DeviceChoice};
+use crate::exec::knn::CachedRows;
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
 use crate::exec::operator::output::OutputBatches;
 use crate::exec::read::batch_reader::ReadRows;
@@ -18,6 +19,7 @@ use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase, Watch};
+use crate::metric::Metric;
 
 /// A family of clusterings, implemented by the forms of its output.
 pub trait ClusterFamily: fmt::Debug + Clone + Eq + Hash + Send + Sync + 'static {
@@ -38,6 +40,9 @@ pub trait ClusterFamily: fmt::Debug + Clone + Eq + Hash + Send + Sync + 'static 
     /// # Errors
     /// Columns that are missing or hold no such vectors.
     fn input_columns(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<InputColumns>;
+
+    /// The metric.
+    fn metric(params: &Self::Params) -> Metric;
 
     /// Whether the output has the rows of the input, before the new columns.
     fn has_rows(&self) -> bool {
@@ -79,14 +84,13 @@ pub trait ClusterFamily: fmt::Debug + Clone + Eq + Hash + Send + Sync + 'static 
     /// The reader of the input's vectors.
     fn reader(execution: &ClusterExecution<Self>) -> VectorReader;
 
-    /// Clusters the rows of the input. `first` has the batches of the first centroids, if a
-    /// relation gives them.
+    /// Clusters the rows of the input. `first` has the first centroids, if a relation gives them.
     ///
     /// # Errors
     /// Those of the algorithm and the device.
     fn compute(
         execution: ClusterExecution<Self>,
-        first: Option<Vec<RecordBatch>>,
+        first: Option<CachedRows>,
         read: ReadRows,
         batches: Vec<RecordBatch>,
         job: &Job,
@@ -168,9 +172,7 @@ pub fn output_fields<F: ClusterFamily>(
 /// The parameters, the metrics and the progress of one execution.
 pub struct ClusterExecution<F: ClusterFamily> {
     pub(in crate::exec) spec: Arc<ClusterSpec<F>>,
-    /// The columns of the rows, and of the first centroids.
     pub(in crate::exec) input_columns: InputColumns,
-    pub(in crate::exec) init: Option<InputColumns>,
     pub(in crate::exec) schema: SchemaRef,
     /// The requested device, and the estimated work.
     pub(in crate::exec) request: DeviceRequest,

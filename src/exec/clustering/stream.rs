@@ -13,19 +13,19 @@ use futures::{StreamExt, TryStreamExt};
 
 use super::family::{ClusterExecution, ClusterFamily};
 use crate::device::AnyDevice;
+use crate::exec::knn::{PlannedInput, cached_rows};
 use crate::exec::operator::drain::{InputStreams, read_rows};
 use crate::exec::operator::phases::Phases;
-use crate::exec::operator::streams::{
-    BatchReservation, CancelOnDrop, PoolBudget, collect, computing,
-};
+use crate::exec::operator::streams::{BatchReservation, CancelOnDrop, PoolBudget, computing};
 use crate::exec::read::row_assembler::Retention;
+use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Cancel, Job, Phase, Watch};
 
 /// Reads the inputs, one after the other, then computes and outputs the result. `first` has the
-/// streams of the first centroids. Dropping the stream cancels the work.
+/// first centroids. Dropping the stream cancels the work.
 pub(super) fn stream<F: ClusterFamily>(
     execution: ClusterExecution<F>,
-    first: Option<Vec<SendableRecordBatchStream>>,
+    first: Option<PlannedInput>,
     input: InputStreams,
     context: &TaskContext,
     metrics: &ExecutionPlanMetricsSet,
@@ -47,7 +47,12 @@ pub(super) fn stream<F: ClusterFamily>(
         let watch = F::watch(&execution.progress, Arc::new(phases.clone()));
         let job = Job::new(cancel.0.clone()).with_budget(budget).with_watch(watch);
         let first = match first {
-            Some(streams) => Some(collect(streams, &reservation).await?),
+            Some(first) => {
+                let (spec, kind) = (&execution.spec, execution.input_columns.kind);
+                let vector = spec.init_vector.as_ref().unwrap_or(&spec.vector).clone();
+                let reader = VectorReader::new("init", vector, kind, F::metric(&spec.params));
+                Some(cached_rows(first, reader.for_search(), &phases, &job).await?)
+            }
             None => None,
         };
         let held = Arc::new(BatchReservation::new(reservation.clone()));

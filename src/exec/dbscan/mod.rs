@@ -23,12 +23,14 @@ use crate::device::AnyDevice;
 use crate::exec::clustering::{
     ClusterExec, ClusterExecution, ClusterFamily, ClusterSpec, Clustered,
 };
+use crate::exec::knn::CachedRows;
 use crate::exec::operator::phases;
 use crate::exec::read::batch_reader::ReadRows;
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase};
+use crate::metric::Metric;
 
 /// The specification of a [`DbscanExec`], independent of its input. It has no `init_vector`.
 pub type DbscanSpec = ClusterSpec<DbscanOutput>;
@@ -62,6 +64,10 @@ impl ClusterFamily for DbscanOutput {
 
     fn input_columns(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<InputColumns> {
         InputColumns::try_new(input, vector, fields)
+    }
+
+    fn metric(params: &DbscanParams) -> Metric {
+        params.metric()
     }
 
     fn is_window(&self) -> bool {
@@ -107,7 +113,7 @@ impl ClusterFamily for DbscanOutput {
 
     fn compute(
         execution: ClusterExecution<Self>,
-        _first: Option<Vec<RecordBatch>>,
+        _first: Option<CachedRows>,
         read: ReadRows,
         batches: Vec<RecordBatch>,
         job: &Job,

@@ -161,6 +161,11 @@ impl InputIdentity {
         }
     }
 
+    /// The identity of an input that is all of a source.
+    pub fn of_source(source: &DataSourceExec) -> Option<Self> {
+        Some(Self { schema: source.schema(), steps: vec![Step::of_source(source)?] })
+    }
+
     /// The name of the source, for people: its files, or that it is in memory.
     pub fn name(&self) -> String {
         match self.files() {

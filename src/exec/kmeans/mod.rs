@@ -26,12 +26,14 @@ use crate::device::{AnyDevice, KMeansKind};
 use crate::exec::clustering::{
     ClusterExec, ClusterExecution, ClusterFamily, ClusterSpec, Clustered,
 };
+use crate::exec::knn::CachedRows;
 use crate::exec::operator::phases;
 use crate::exec::read::batch_reader::ReadRows;
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;
 use crate::job::{Job, Phase, Watch};
+use crate::metric::Metric;
 
 /// The specification of a [`KMeansExec`], independent of its inputs.
 pub type KMeansSpec = ClusterSpec<KMeansOutput>;
@@ -64,6 +66,10 @@ impl ClusterFamily for KMeansOutput {
 
     fn input_columns(input: &str, vector: &VectorColumn, fields: &Fields) -> Result<InputColumns> {
         InputColumns::of_numbers(input, vector, fields)
+    }
+
+    fn metric(params: &KMeansParams) -> Metric {
+        params.metric()
     }
 
     fn has_rows(&self) -> bool {
@@ -121,7 +127,7 @@ impl ClusterFamily for KMeansOutput {
 
     fn compute(
         execution: ClusterExecution<Self>,
-        first: Option<Vec<RecordBatch>>,
+        first: Option<CachedRows>,
         read: ReadRows,
         batches: Vec<RecordBatch>,
         job: &Job,

@@ -3,33 +3,31 @@
 use arrow::array::RecordBatch;
 use datafusion::error::Result;
 
-use super::input::{ClusteringInput, InitRelation};
+use super::input::ClusteringInput;
 use super::output::{ClusterLabels, centroids};
 use super::spec::KMeansOutput;
 use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
 use crate::device::AnyDevice;
 use crate::error::Result as DeviceResult;
 use crate::exec::clustering::{ClusterExecution, ClusterFamily, ClusterSpec, Clustered};
+use crate::exec::knn::CachedRows;
 use crate::exec::operator::device_selection::{may_fall_back, run_or_fall_back};
 use crate::exec::operator::output::{AddColumns, OutputBatches};
 use crate::exec::read::batch_reader::ReadRows;
 use crate::exec::read::partition_by::GroupedRows;
 use crate::job::Job;
 
-/// Clusters the rows of the input. `first` has the batches of the first centroids, if a relation
-/// gives them.
+/// Clusters the rows of the input. `first` has the first centroids, if a relation gives them.
 pub(super) fn compute(
     execution: ClusterExecution<KMeansOutput>,
-    first: Option<Vec<RecordBatch>>,
+    first: Option<CachedRows>,
     read: ReadRows,
     batches: Vec<RecordBatch>,
     job: &Job,
 ) -> Result<Clustered> {
     let ClusterExecution { spec, input_columns, schema, device: label, result, progress, .. } =
         execution;
-    let init = execution.init.zip(first);
-    let init = init.map(|(columns, batches)| InitRelation { columns, batches });
-    let input = ClusteringInput::new(&spec, &input_columns, read, &batches, init, job)?;
+    let input = ClusteringInput::new(&spec, &input_columns, read, &batches, first, job)?;
     let (rows, width) = (input.rows.len(), input.rows.matrix().width());
     let operations = KMeansOutput::operations(&spec.params, rows, width);
     let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
@@ -48,7 +46,8 @@ pub(super) fn compute(
             let (clusters, rounds) = clusters_of_groups(groups, &spec, device, job)?;
             return Ok((KMeansResult::OfGroups(clusters), rounds));
         }
-        let (weights, first) = (input.weights.as_deref(), input.first.as_ref());
+        let (weights, first) =
+            (input.weights.as_deref(), input.first.as_ref().map(|first| &first.rows));
         let clustering = kmeans(device, &input.rows, weights, first, &spec.params, job)?;
         let rounds = clustering.rounds;
         Ok((KMeansResult::OfAll(clustering), rounds))

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use arrow::array::{ArrayRef, make_array};
+use arrow::array::ArrayRef;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::error::{DataFusionError, Result};
@@ -11,7 +11,7 @@ use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReser
 use datafusion::physical_plan::ExecutionPlan;
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::cache::{BaseKey, BaseMemory, CachedBase, OpenCache, SearchKey};
+use super::cache::{BaseKey, BaseMemory, CachedBase, OpenCache, SearchKey, own};
 use super::output::Carried;
 use super::spec::KnnSpec;
 use super::stored_base::{
@@ -107,16 +107,6 @@ impl KnnExecution {
         }
     }
 
-    /// The key of the search among those of a base; `None` if it depends on the queries or on another
-    /// relation.
-    fn search_key(&self) -> Option<SearchKey> {
-        let KnnSpec { device_memory, params, lsh, training_vector, .. } = &*self.spec;
-        let (k, device_memory, lsh) = (params.k(), *device_memory, lsh.clone());
-        let is_of_base = !self.chooses() && training_vector.is_none();
-        let is_self_join = self.spec.query_vector.is_none();
-        is_of_base.then_some(SearchKey { k, device_memory, is_self_join, lsh })
-    }
-
     /// Whether LSH parameters are tuned on the queries.
     pub fn chooses(&self) -> bool {
         self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
@@ -144,6 +134,8 @@ pub(super) struct Base {
     /// The search that replaces one whose device failed, opened once for all partitions.
     replacement: Arc<AsyncMutex<Option<DeviceSearch>>>,
     memory: Arc<BaseMemory>,
+    /// The memory of queries that are in the cache.
+    pub queries: Option<Arc<BaseMemory>>,
 }
 
 impl Base {
@@ -160,6 +152,7 @@ impl Base {
             cached: None,
             replacement: Arc::default(),
             memory,
+            queries: None,
         }
     }
 
@@ -250,7 +243,7 @@ impl Base {
         if info.memory.is_some() {
             phases.enter(Phase::Upload);
         }
-        let search = match (&self.cached, execution.search_key()) {
+        let search = match (&self.cached, self.search_key(execution)) {
             (Some((cached, _)), Some(key)) => {
                 let turn = cached.opening.of(&key);
                 let (mut base, execution, job) = (self.clone(), execution.clone(), job.clone());
@@ -272,6 +265,27 @@ impl Base {
         };
         phases.enter(Phase::Prepare);
         Ok(search)
+    }
+
+    /// The key of the search among those of this base; `None` if it depends on the queries, or on
+    /// another relation that is not in the cache.
+    fn search_key(&self, execution: &KnnExecution) -> Option<SearchKey> {
+        let KnnSpec { device_memory, params, lsh, training_vector, .. } = &*execution.spec;
+        if execution.chooses() {
+            return None;
+        }
+        let training = match training_vector {
+            Some(_) => Some(self.training.as_ref()?.cached.as_ref()?.0.identity()),
+            None => None,
+        };
+        let (k, device_memory, lsh) = (params.k(), *device_memory, lsh.clone());
+        let is_self_join = execution.spec.query_vector.is_none();
+        Some(SearchKey { k, device_memory, is_self_join, lsh, training })
+    }
+
+    /// The memory of the rows and carried columns.
+    pub fn memory(&self) -> Arc<BaseMemory> {
+        self.memory.clone()
     }
 
     /// The job within the budget of a base that stays in memory: what a search makes once stays with it.
@@ -296,7 +310,7 @@ impl Base {
         device: Option<&str>,
     ) -> Option<DeviceSearch> {
         let (cached, _) = self.cached.as_ref()?;
-        let key = execution.search_key()?;
+        let key = self.search_key(execution)?;
         let search = cached.search(&key, device.ok_or(execution.spec.device))?;
         execution.device.set(&search.device);
         self.note_index(execution, &search.search, true);
@@ -381,7 +395,7 @@ impl Base {
         self.note_index(execution, &search, false);
         let uploaded = device.info().memory.is_some();
         let search = DeviceSearch { device, search, uploaded };
-        if let (Some((cached, cache)), Some(key)) = (&self.cached, execution.search_key()) {
+        if let (Some((cached, cache)), Some(key)) = (&self.cached, self.search_key(execution)) {
             cached.keep_search(key, &search);
             cache.trim(cached);
             execution.residence.set_bytes(cached.host_bytes());
@@ -396,22 +410,25 @@ pub(super) struct ReservedInput {
     pub reservation: MemoryReservation,
 }
 
-/// The plan of a base, before it is read.
-pub(super) struct BaseInput {
+/// An input before it is read.
+#[derive(Clone)]
+pub(in crate::exec) struct PlannedInput {
     pub input_columns: InputColumns,
     /// The columns that `input_columns` refers to: those of the plan, possibly more.
     pub schema: SchemaRef,
     pub plan: Arc<dyn ExecutionPlan>,
     pub context: Arc<TaskContext>,
+    /// The name of its reservation.
+    pub name: &'static str,
     /// The cache of the session, and what decides the rows, if that is known.
     pub cache: Option<(OpenCache, BaseKey)>,
 }
 
-impl BaseInput {
-    fn start(&self) -> Result<ReservedInput> {
+impl PlannedInput {
+    pub(super) fn start(&self) -> Result<ReservedInput> {
         let Self { input_columns, schema, plan, context, .. } = self;
         let streams = InputStreams::start(input_columns, schema, plan, context)?;
-        Ok(ReservedInput { streams, reservation: self.reserve("KnnExec base") })
+        Ok(ReservedInput { streams, reservation: self.reserve(self.name) })
     }
 
     fn reserve(&self, name: &str) -> MemoryReservation {
@@ -423,8 +440,8 @@ impl BaseInput {
 /// relation gives them.
 pub(super) async fn read(
     execution: &Arc<KnnExecution>,
-    base: BaseInput,
-    training: Option<ReservedInput>,
+    base: PlannedInput,
+    training: Option<PlannedInput>,
     phases: &Phases,
     job: &Job,
 ) -> Result<Base> {
@@ -436,23 +453,73 @@ pub(super) async fn read(
         Some(stored) => of_index(execution, stored, base.start()?, phases, job).await?,
         None => {
             let vectors = reader("base", &execution.spec.base_vector);
-            cached_or_read(execution, base, vectors, phases, job).await?
+            cached_or_read(base, vectors, execution.residence.clone(), phases, job).await?
         }
     };
     base.lsh = execution.spec.lsh.clone();
     if let (Some(training), Some(vector)) = (training, &execution.spec.training_vector) {
         let vectors = reader("training", vector);
-        let rows = collect_rows(training, vectors, None, phases, job).await?;
-        base.training = Some(Arc::new(rows));
+        let training = cached_or_read(training, vectors, BaseResidence::default(), phases, job);
+        base.training = Some(Arc::new(training.await?));
     }
     Ok(base)
 }
 
-/// The base in the cache; a base that is not there is read, and stays there if it may.
-async fn cached_or_read(
-    execution: &Arc<KnnExecution>,
-    mut base: BaseInput,
+/// The queries in memory, if statements repeat them: the second one keeps them in the cache, for
+/// others. `None` if they are to be read as a stream.
+pub(super) async fn repeated_queries(
+    queries: &PlannedInput,
+    base: &Base,
+    phases: &Phases,
+    job: &Job,
+) -> Result<Option<Base>> {
+    let Some((cache, key)) = &queries.cache else { return Ok(None) };
+    if !cache.repeats(key) {
+        return Ok(None);
+    }
+    let reader = VectorReader::new("queries", key.vector.clone(), key.kind, key.metric);
+    let read =
+        cached_or_read(queries.clone(), reader.for_search(), BaseResidence::default(), phases, job);
+    let read = match read.await {
+        Ok(read) => read,
+        // A stream needs less memory.
+        Err(error) if is_of_memory(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let has_other_dim = read.rows.matrix().dim() != base.rows.matrix().dim();
+    let is_error = has_other_dim && !read.rows.is_empty() && !base.rows.is_empty();
+    Ok((!is_error).then_some(read))
+}
+
+fn is_of_memory(error: &DataFusionError) -> bool {
+    matches!(error.find_root(), DataFusionError::ResourcesExhausted(_))
+}
+
+/// Rows that may be in the cache, and their memory.
+pub struct CachedRows {
+    pub rows: Rows,
+    /// The position of each row with a vector.
+    pub positions: Vec<u32>,
+    _memory: Arc<BaseMemory>,
+}
+
+/// The rows of another operator's input, which may stay in the cache.
+pub(in crate::exec) async fn cached_rows(
+    input: PlannedInput,
     reader: VectorReader,
+    phases: &Phases,
+    job: &Job,
+) -> Result<CachedRows> {
+    let read = cached_or_read(input, reader, BaseResidence::default(), phases, job).await?;
+    let positions = read.carried.positions.clone();
+    Ok(CachedRows { rows: read.rows, positions, _memory: read.memory })
+}
+
+/// The input in the cache; one that is not there is read, and stays there if it may.
+async fn cached_or_read(
+    mut base: PlannedInput,
+    reader: VectorReader,
+    residence: BaseResidence,
     phases: &Phases,
     job: &Job,
 ) -> Result<Base> {
@@ -465,16 +532,16 @@ async fn cached_or_read(
         return collect_rows(base.start()?, reader, None, phases, job).await;
     };
     if let Some(cached) = cache.find(&key, &before) {
-        execution.residence.set(true, cached.host_bytes());
+        residence.set(true, cached.host_bytes());
         return Ok(Base::of_cache(cached, cache));
     }
-    let (execution, phases, job) = (execution.clone(), phases.clone(), job.clone());
+    let (phases, job) = (phases.clone(), job.clone());
     // A task of its own: others may wait for their turn, also if nobody polls this stream.
     let task = async move {
         let turn = cache.turn(&key);
         let mut had = turn.lock().await;
         if let Some(cached) = cache.find(&key, &before) {
-            execution.residence.set(true, cached.host_bytes());
+            residence.set(true, cached.host_bytes());
             return Ok(Base::of_cache(cached, cache));
         }
         // A base that did not stay for the first is read by the others at the same time.
@@ -494,7 +561,7 @@ async fn cached_or_read(
         }
         let Base { rows, carried, memory, .. } = read;
         let cached = cache.keep(key, before, rows, carried, memory);
-        execution.residence.set(false, cached.host_bytes());
+        residence.set(false, cached.host_bytes());
         Ok(Base::of_cache(cached, cache))
     };
     SpawnedTask::spawn(task).join_unwind().await.map_err(join_error)?
@@ -518,12 +585,8 @@ async fn collect_rows(
     let carried = computing(move || {
         let mut carried = Carried::new(number);
         for batch in batches {
-            // The cache sees by an array's owners whether its table still exists: it is not one.
-            let own = |array: &ArrayRef| match stays {
-                true => make_array(array.to_data()),
-                false => array.clone(),
-            };
-            carried.push(batch.columns().iter().map(own).collect(), batch.num_rows());
+            let kept = |array: &ArrayRef| if stays { own(array) } else { array.clone() };
+            carried.push(batch.columns().iter().map(kept).collect(), batch.num_rows());
         }
         carried.positions = positions;
         Ok(Arc::new(carried))

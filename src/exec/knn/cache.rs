@@ -7,6 +7,7 @@
 //! bases stay only in a pool that lets us do so: one without a limit, or an
 //! [`EvictingPool`](crate::exec::EvictingPool).
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::fs;
 use std::ptr::addr_eq;
@@ -14,13 +15,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::SystemTime;
 
-use datafusion::execution::memory_pool::{MemoryLimit, MemoryPool, MemoryReservation};
+use arrow::array::{ArrayRef, make_array};
+use datafusion::execution::memory_pool::{
+    MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation,
+};
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::output::Carried;
 use super::stored_base::{DeviceSearch, SearchHandle};
-use crate::algo::knn::LshParams;
-use crate::device::DeviceChoice;
+use crate::algo::knn::{KnnSearch, LshParams};
+use crate::device::{AnyDevice, DeviceChoice};
 use crate::exec::inputs::{FileVersion, InputIdentity};
 use crate::exec::operator::evictable::{Evictable, EvictingPool, MemoryOf, register};
 use crate::exec::operator::streams::PoolBudget;
@@ -40,6 +44,9 @@ const UNKNOWN_AVAILABLE: u64 = 4 << 30;
 
 /// The most searches that stay with a base: one for each key and device.
 const SEARCHES: usize = 4;
+
+/// The number of latest statements whose queries are looked for.
+const QUERIES: usize = 16;
 
 /// The memory that the bases of a session may take: `neighbors.cache`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Hash)]
@@ -67,6 +74,8 @@ pub struct BaseCache {
     bases: Mutex<Vec<Arc<CachedBase>>>,
     /// The turns to read bases.
     reading: Turns<BaseKey>,
+    /// The queries of the latest statements, which stay if they repeat.
+    queries: Mutex<VecDeque<BaseKey>>,
     /// Counts uses, which orders bases by the last one.
     uses: AtomicU64,
 }
@@ -100,7 +109,7 @@ impl<K: Clone + PartialEq> Turns<K> {
 /// The key of a base: all that decides its rows and its carried columns, apart from the versions of
 /// its files.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct BaseKey {
+pub(in crate::exec) struct BaseKey {
     pub identity: InputIdentity,
     pub vector: VectorColumn,
     pub kind: ElementKind,
@@ -142,7 +151,12 @@ pub(super) struct SearchKey {
     pub is_self_join: bool,
     /// The parameters of hashing, all given; `None` for an exact search.
     pub lsh: Option<LshParams>,
+    /// The rows that hyperplanes are trained on, if a relation gives them.
+    pub training: Option<CachedIdentity>,
 }
+
+/// The identity of a base in the cache: its key, and the versions of its files.
+pub(super) type CachedIdentity = (BaseKey, Vec<FileVersion>);
 
 /// A search that stays open on its device.
 struct CachedSearch {
@@ -173,14 +187,31 @@ pub struct CachedBaseInfo {
 
 /// The access of an operator to the cache of its session, which may end before its plans do.
 #[derive(Clone)]
-pub(super) struct CacheAccess {
+pub(crate) struct CacheAccess {
     pub cache: Weak<BaseCache>,
     pub limit: CacheLimit,
 }
 
+/// A base that a program has prepared, with its search on a device.
+pub(in crate::exec) struct PreparedInput {
+    pub rows: Rows,
+    /// The position of each row with a vector.
+    pub positions: Vec<u32>,
+    /// The carried columns of each batch, and its number of rows.
+    pub carried: Vec<(Vec<ArrayRef>, usize)>,
+    pub device: AnyDevice,
+    pub search: Arc<dyn KnnSearch>,
+}
+
+/// The same array with an owner of its own: the cache sees by an array's owners whether its table
+/// still exists.
+pub(super) fn own(array: &ArrayRef) -> ArrayRef {
+    make_array(array.to_data())
+}
+
 /// The cache, as a statement uses it.
 #[derive(Clone)]
-pub(super) struct OpenCache {
+pub(in crate::exec) struct OpenCache {
     cache: Arc<BaseCache>,
     limit: CacheLimit,
     pool: Arc<dyn MemoryPool>,
@@ -202,7 +233,7 @@ impl fmt::Debug for BaseCache {
 impl CacheAccess {
     /// The cache for a statement in this pool, if bases may stay there: if they give way before a
     /// statement fails.
-    pub fn open(&self, pool: &Arc<dyn MemoryPool>) -> Option<OpenCache> {
+    pub(in crate::exec) fn open(&self, pool: &Arc<dyn MemoryPool>) -> Option<OpenCache> {
         let pool_limit = match pool.memory_limit() {
             MemoryLimit::Infinite => None,
             MemoryLimit::Finite(limit) if pool.is::<EvictingPool>() => Some(limit as u64),
@@ -213,7 +244,7 @@ impl CacheAccess {
     }
 
     /// Whether a base of this key is in memory; its files may have changed since.
-    pub fn is_expected(&self, key: &BaseKey) -> bool {
+    pub(super) fn is_expected(&self, key: &BaseKey) -> bool {
         let cache = self.cache.upgrade().filter(|_| self.limit != CacheLimit::Bytes(0));
         cache.is_some_and(|cache| lock(&cache.bases).iter().any(|base| base.key == *key))
     }
@@ -250,7 +281,7 @@ impl BaseCache {
 impl OpenCache {
     /// The base of this key and these versions of its files, which counts as used. Bases of other
     /// versions are evicted.
-    pub fn find(&self, key: &BaseKey, versions: &[FileVersion]) -> Option<Arc<CachedBase>> {
+    pub(super) fn find(&self, key: &BaseKey, versions: &[FileVersion]) -> Option<Arc<CachedBase>> {
         let mut bases = lock(&self.cache.bases);
         bases.retain(|base| {
             let is_old = |old: &FileVersion| versions.iter().any(|new| new.replaces(old));
@@ -265,13 +296,56 @@ impl OpenCache {
     }
 
     /// The turn to read a base: statements that need the same one at the same time wait for the first.
-    pub fn turn(&self, key: &BaseKey) -> Turn {
+    pub(super) fn turn(&self, key: &BaseKey) -> Turn {
         self.cache.reading.of(key)
+    }
+
+    /// Whether queries of this key repeat: an earlier statement had them, or they are in memory.
+    pub(super) fn repeats(&self, key: &BaseKey) -> bool {
+        if lock(&self.cache.bases).iter().any(|base| base.key == *key) {
+            return true;
+        }
+        let mut latest = lock(&self.cache.queries);
+        if latest.contains(key) {
+            return true;
+        }
+        latest.truncate(QUERIES - 1);
+        latest.push_front(key.clone());
+        false
+    }
+
+    /// Keeps a base that is prepared already, with its search for `k` neighbours, unless it is there.
+    /// Its rows belong to others and take no memory here.
+    pub(in crate::exec) fn keep_prepared(
+        self,
+        key: BaseKey,
+        PreparedInput { rows, positions, carried: columns, device, search }: PreparedInput,
+        pool: &Arc<dyn MemoryPool>,
+        k: usize,
+        device_memory: u64,
+    ) {
+        if lock(&self.cache.bases).iter().any(|base| base.key == key) {
+            return;
+        }
+        let mut carried = Carried::new(columns.first().map_or(0, |(columns, _)| columns.len()));
+        for (columns, rows) in columns {
+            carried.push(columns.iter().map(own).collect(), rows);
+        }
+        carried.positions = positions;
+        let reservation = MemoryConsumer::new("neighbors cache").register(pool);
+        let budget = Some(Arc::new(PoolBudget(reservation.new_empty())));
+        let memory = BaseMemory { carried: Arc::new(reservation), _rows: Vec::new(), budget };
+        let cached = self.keep(key, Vec::new(), rows, Arc::new(carried), Arc::new(memory));
+        let uploaded = device.info().memory.is_some();
+        let search = DeviceSearch { device, search: SearchHandle::Owned(search), uploaded };
+        let (is_self_join, lsh, training) = (false, None, None);
+        let key = SearchKey { k, device_memory, is_self_join, lsh, training };
+        cached.keep_search(key, &search);
     }
 
     /// Keeps a base, as it was read at these versions of its files, if it fits: in place of others of
     /// its key or of an earlier state of its table.
-    pub fn keep(
+    pub(super) fn keep(
         &self,
         key: BaseKey,
         versions: Vec<FileVersion>,
@@ -305,7 +379,7 @@ impl OpenCache {
 
     /// Evicts bases until the others are within the limit: least recently used first, and `base`,
     /// which a statement uses, as the last.
-    pub fn trim(&self, base: &Arc<CachedBase>) {
+    pub(super) fn trim(&self, base: &Arc<CachedBase>) {
         let mut bases = lock(&self.cache.bases);
         let bytes =
             |bases: &[Arc<CachedBase>]| -> u64 { bases.iter().map(|base| base.host_bytes()).sum() };
@@ -356,6 +430,11 @@ impl Evictable for BaseCache {
 impl CachedBase {
     fn is_in(&self, pool: &Arc<dyn MemoryPool>) -> bool {
         addr_eq(Arc::as_ptr(&self.pool), Arc::as_ptr(pool))
+    }
+
+    /// Its key, and the versions of its files.
+    pub fn identity(&self) -> CachedIdentity {
+        (self.key.clone(), self.versions.clone())
     }
 
     /// An open search of this key: on the device of this name or, if that is not yet chosen, on a GPU.

@@ -58,18 +58,19 @@ use datafusion::physical_plan::{
     PlanProperties,
 };
 
-use self::base::{BaseInput, BaseResidence, KnnExecution};
+use self::base::{BaseResidence, KnnExecution};
+pub(super) use self::base::{CachedRows, PlannedInput, cached_rows};
+pub(crate) use self::cache::CacheAccess;
 pub use self::cache::{BaseCache, CacheLimit, CachedBaseInfo};
-use self::cache::{BaseKey, CacheAccess};
+pub(super) use self::cache::{BaseKey, PreparedInput};
 use self::metrics::Metrics;
-use self::partitions::{FEWEST_QUERIES, JoinStreams, Run, Runs};
+use self::partitions::{FEWEST_QUERIES, JoinInputs, REPEATED_QUERIES, Run, Runs};
 pub use self::spec::{InputFields, KnnSpec, knn_fields};
 use self::stored_base::Stored;
-use crate::algo::knn::Index;
+use crate::algo::knn::{Index, LshParams};
 use crate::device::Shape;
 use crate::exec::inputs::InputIdentity;
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
-use crate::exec::operator::drain::InputStreams;
 use crate::exec::operator::streams::expected_rows;
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::{VectorColumn, common_kind};
@@ -292,9 +293,13 @@ impl KnnExec {
         if self.stored.is_some() {
             return None;
         }
-        let identity = InputIdentity::of(&self.base.1)?;
-        let (vector, metric) = (self.spec.base_vector.clone(), self.spec.params.metric());
-        Some(BaseKey { identity, vector, kind: self.kind(), metric })
+        self.key(&self.base.1, &self.spec.base_vector)
+    }
+
+    /// The key of an input with these vectors, as this search reads it.
+    fn key(&self, plan: &Arc<dyn ExecutionPlan>, vector: &VectorColumn) -> Option<BaseKey> {
+        let (identity, metric) = (InputIdentity::of(plan)?, self.spec.params.metric());
+        Some(BaseKey { identity, vector: vector.clone(), kind: self.kind(), metric })
     }
 
     /// The element type of both sides.
@@ -513,7 +518,7 @@ impl ExecutionPlan for KnnExec {
         }
         let metrics = Metrics::new(&self.metrics, partition, self.spec.lsh.is_some());
         let begin =
-            || Ok(Run::new(self.execution(&context), self.inputs(&context)?, partitions, &metrics));
+            || Ok(Run::new(self.execution(&context), self.inputs(&context), partitions, &metrics));
         let (run, is_first) = self.runs.join(&context, partition, partitions, begin)?;
         let batch_size = context.session_config().batch_size();
         Ok(stream::output(run, partition, is_first, batch_size, metrics))
@@ -521,23 +526,37 @@ impl ExecutionPlan for KnnExec {
 }
 
 impl KnnExec {
-    /// Starts the inputs.
-    fn inputs(&self, context: &Arc<TaskContext>) -> Result<JoinStreams> {
-        let start = |(input_columns, plan): &(InputColumns, Arc<dyn ExecutionPlan>)| {
-            InputStreams::start(input_columns, &plan.schema(), plan, context)
-        };
-        let queries = self.queries.as_ref().map(start).transpose()?;
-        let training = self.training.as_ref().map(start).transpose()?;
-        let (input_columns, plan) = &self.base;
+    /// The inputs, before they are read.
+    fn inputs(&self, context: &Arc<TaskContext>) -> JoinInputs {
         let cache = self.cache.as_ref().and_then(|cache| cache.open(context.memory_pool()));
-        let base = BaseInput {
-            input_columns: input_columns.clone(),
-            schema: self.base_schema(),
-            plan: plan.clone(),
-            context: context.clone(),
-            cache: cache.and_then(|cache| Some((cache, self.base_key()?))),
+        let planned =
+            |name, (input_columns, plan): &(InputColumns, Arc<dyn ExecutionPlan>)| PlannedInput {
+                input_columns: input_columns.clone(),
+                schema: plan.schema(),
+                plan: plan.clone(),
+                context: context.clone(),
+                name,
+                cache: None,
+            };
+        let within = |input: PlannedInput, key: Option<BaseKey>| PlannedInput {
+            cache: cache.clone().zip(key),
+            ..input
         };
-        Ok(JoinStreams { queries, base, training })
+        let KnnSpec { query_vector, training_vector, .. } = &*self.spec;
+        let queries = self.queries.as_ref().zip(query_vector.as_ref()).map(|(queries, vector)| {
+            // Queries that parameters are tuned on come as a stream, and so do few of them.
+            let stays = self.fetch.is_none()
+                && !self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
+                && expected_rows(&queries.1).is_some_and(|rows| REPEATED_QUERIES.contains(&rows));
+            let key = if stays { self.key(&queries.1, vector) } else { None };
+            within(planned("KnnExec queries", queries), key)
+        });
+        let training = self.training.as_ref().zip(training_vector.as_ref());
+        let training = training.map(|(training, vector)| {
+            within(planned("KnnExec training", training), self.key(&training.1, vector))
+        });
+        let base = within(planned("KnnExec base", &self.base), self.base_key());
+        JoinInputs { queries, base: PlannedInput { schema: self.base_schema(), ..base }, training }
     }
 
     /// The parameters of an execution.

@@ -7,6 +7,7 @@
 //! than [`COLLECTED_BYTES`], the first partition searches all queries, and the others are empty.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, Weak};
 
 use datafusion::common::DataFusionError;
@@ -17,7 +18,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use tokio::sync::Semaphore;
 
-use super::base::{Base, BaseInput, KnnExecution, ReservedInput, read};
+use super::base::{Base, KnnExecution, PlannedInput, ReservedInput, read, repeated_queries};
 use super::metrics::Metrics;
 use super::queries::{QueryStream, SMALLEST_BLOCK};
 use super::search::{FIRST_BLOCK, QueriesInMemory, QuerySource, query_reader};
@@ -32,16 +33,20 @@ use crate::parallel::lock;
 /// blocks of 2,048 queries and their doubles in 16 partitions took 1.11 times as long on 16 cores.
 pub(super) const FEWEST_QUERIES: usize = 8192;
 
+/// The numbers of queries that stay in the cache if statements repeat them. Fewer are read in a
+/// millisecond or two, and more take long to search.
+pub(super) const REPEATED_QUERIES: RangeInclusive<usize> = FEWEST_QUERIES..=1 << 22;
+
 /// The maximum bytes of queries with their lists, and of their carried columns and sets, that are collected for
 /// several partitions.
 const COLLECTED_BYTES: usize = 1 << 30;
 
-/// The streams of the inputs of a join.
-pub(super) struct JoinStreams {
-    pub queries: Option<InputStreams>,
-    pub base: BaseInput,
+/// The inputs of a join.
+pub(super) struct JoinInputs {
+    pub queries: Option<PlannedInput>,
+    pub base: PlannedInput,
     /// The rows that hyperplanes are trained on.
-    pub training: Option<InputStreams>,
+    pub training: Option<PlannedInput>,
 }
 
 /// One execution of all partitions.
@@ -64,7 +69,7 @@ impl Run {
     /// An execution in `partitions` partitions, with the metrics of the one that is executed first.
     pub fn new(
         execution: KnnExecution,
-        inputs: JoinStreams,
+        inputs: JoinInputs,
         partitions: usize,
         metrics: &Metrics,
     ) -> Self {
@@ -165,27 +170,37 @@ impl KnnExecution {
 /// Reads the base, and the queries if they are split among several partitions.
 async fn start(
     execution: &Arc<KnnExecution>,
-    JoinStreams { queries, base, training }: JoinStreams,
+    JoinInputs { queries, base, training }: JoinInputs,
     partitions: usize,
     phases: &Phases,
     job: &Job,
 ) -> Result<Started> {
     let _warm_up = execution.request.warm_up(execution.warm());
-    let reservation = execution.reserve("KnnExec training");
-    let training = training.map(|streams| ReservedInput { streams, reservation });
-    let stream = queries.map(|InputStreams { input_columns, streams, .. }| {
-        let reservation = execution.reserve("KnnExec queries");
-        QueryStream::new(input_columns, streams, &reservation, phases.clone())
-    });
     let mut base = read(execution, base, training, phases, job).await?;
-    let mut queries = QuerySource { in_memory: None, stream };
-    if queries.stream.is_none() {
-        let rows = base.rows.clone();
-        let end = if execution.chooses() { rows.len() } else { 0 };
-        base.sample = (rows.slice(0..end), QueryRows::OfBase { first: 0 });
-        let left = 0..rows.len();
-        queries.in_memory = Some(QueriesInMemory { rows, carried: None, left, reserved: None });
-    }
+    let queries = match queries {
+        Some(queries) => {
+            let in_memory = repeated_queries(&queries, &base, phases, job).await?;
+            match in_memory.map(|read| (read.rows.clone(), read.carried.clone(), read.memory())) {
+                Some((rows, carried, memory)) => {
+                    base.queries = Some(memory);
+                    QuerySource::of_memory(rows, Some(carried))
+                }
+                None => {
+                    let ReservedInput { streams, reservation } = queries.start()?;
+                    let InputStreams { input_columns, streams, .. } = streams;
+                    let stream =
+                        QueryStream::new(input_columns, streams, &reservation, phases.clone());
+                    QuerySource { in_memory: None, stream: Some(stream) }
+                }
+            }
+        }
+        None => {
+            let rows = base.rows.clone();
+            let end = if execution.chooses() { rows.len() } else { 0 };
+            base.sample = (rows.slice(0..end), QueryRows::OfBase { first: 0 });
+            QuerySource::of_memory(rows, None)
+        }
+    };
     let whole = |base, queries| {
         let others = (1..partitions).map(|_| QuerySource::default());
         let queries = [queries].into_iter().chain(others).collect();

@@ -58,6 +58,15 @@ pub(super) struct QuerySource {
     pub stream: Option<QueryStream>,
 }
 
+impl QuerySource {
+    /// Queries in memory, none of them searched yet; those of a self-join have no columns.
+    pub fn of_memory(rows: Rows, carried: Option<Arc<Carried>>) -> Self {
+        let left = 0..rows.len();
+        let in_memory = Some(QueriesInMemory { rows, carried, left, reserved: None });
+        Self { in_memory, stream: None }
+    }
+}
+
 /// Queries in memory: rows of the base in a self-join, or rows that were collected.
 pub(super) struct QueriesInMemory {
     pub rows: Rows,

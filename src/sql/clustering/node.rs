@@ -164,7 +164,7 @@ impl<F: ClusterCall> FamilyNode for ClusterNode<F> {
     fn operator(
         &self,
         options: &NeighborsOptions,
-        _cache: Option<&Arc<BaseCache>>,
+        cache: Option<&Arc<BaseCache>>,
         inputs: &[Arc<dyn ExecutionPlan>],
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let (input, init) = match inputs {
@@ -175,7 +175,11 @@ impl<F: ClusterCall> FamilyNode for ClusterNode<F> {
         let spec = self.spec(options)?;
         let input_columns = F::input_columns("input", &spec.vector, input.schema().fields())?;
         F::check(&spec.params, &spec.vector, input_columns.kind)?;
-        Ok(Arc::new(ClusterExec::over(Arc::new(spec), input.clone(), init)?))
+        let exec = ClusterExec::over(Arc::new(spec), input.clone(), init)?;
+        Ok(Arc::new(match cache {
+            Some(cache) => exec.with_cache(cache, options.cache),
+            None => exec,
+        }))
     }
 }
 

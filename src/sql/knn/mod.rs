@@ -1,6 +1,7 @@
 //! `knn_exact` and `knn_lsh`: the SQL and Rust interfaces that create a [`KnnNode`]; `lsh_buckets`.
 
 mod buckets;
+mod index_table;
 mod lsh;
 mod node;
 mod pushdown;

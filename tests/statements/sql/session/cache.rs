@@ -6,11 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use arrow::array::{RecordBatch, UInt32Array};
+use arrow::compute::{concat_batches, take_record_batch};
+use datafusion::datasource::MemTable;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use datafusion_neighbors::register_all;
+use datafusion_neighbors::{AnyDevice, KnnExact, KnnIndex, Metric, register_all};
 use futures::StreamExt;
 use futures::future::try_join_all;
 use libtest_mimic::Failed;
@@ -107,7 +110,8 @@ async fn tables() -> Result<(), Failed> {
         (format!("{given}, seed => 1"), true),
         (format!("{given}, probes => 4"), true),
         (planes.to_string(), true),
-        (format!("{planes}, training => (SELECT * FROM q WHERE array_max(v) > 0)"), false),
+        (format!("{planes}, training => (SELECT * FROM q WHERE array_max(v) > 0)"), true),
+        (format!("{planes}, training => (SELECT * FROM q WHERE random() < 2)"), false),
         ("recall => 0.5".to_string(), false),
     ] {
         let valid = "(SELECT * FROM b WHERE array_max(v) > 0)";
@@ -120,6 +124,128 @@ async fn tables() -> Result<(), Failed> {
             shown.contains("base=resident") && shown.contains(index),
             format!("{rest}: {shown}"),
         )?;
+    }
+    Ok(())
+}
+
+/// Queries that repeat, rows of training and first centroids: they are found from the third, or from
+/// the second statement on, until their table changes.
+pub async fn other_inputs() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new().with_target_partitions(3))?;
+    table(&ctx, "q", 9000, 6, 3, 100)?;
+    execute(&ctx, "CREATE TABLE b AS SELECT * FROM q WHERE id % 4 < 2").await?;
+    execute(&ctx, "CREATE TABLE c AS SELECT * FROM b WHERE id < 20 AND id % 2 = 1").await?;
+    execute(&ctx, "CREATE TABLE short AS SELECT arrow_cast([id, 1], 'List(Float32)') AS v FROM b")
+        .await?;
+    let all = "SELECT * FROM knn_exact(q, b, k => 3) ORDER BY 1, rank, distance, base_id";
+    let grouped = "SELECT base_id % 7, count(*) FROM knn_exact(q, b, k => 3) GROUP BY 1 ORDER BY 1";
+    let valid = "(SELECT * FROM b WHERE array_max(v) > 0)";
+    let trained = format!(
+        "SELECT count(*), sum(distance) FROM knn_lsh({valid}, k => 2, planes => 'trained', tables => 3, \
+         hashes => 2, metric => 'cosine', training => (SELECT * FROM c WHERE array_max(v) > 0))"
+    );
+    let clusters = "SELECT id, cluster_id FROM kmeans(q, k => (SELECT count(*) FROM c WHERE v IS NOT NULL), init => c) ORDER BY 1";
+    let k = number(&ctx, "SELECT count(*) FROM c WHERE v IS NOT NULL").await?;
+    let clusters = clusters.replace("(SELECT count(*) FROM c WHERE v IS NOT NULL)", &k.to_string());
+    // A statement, the number of inputs in memory after it, and how many were found there.
+    let steps = [
+        (all, 1, 0),
+        (all, 2, 1),
+        (all, 2, 2),
+        // Without `query_id`, these are other queries.
+        (grouped, 2, 1),
+        (grouped, 3, 1),
+        (grouped, 3, 2),
+        // Few of the rows are searched.
+        ("SELECT query_id FROM knn_exact(q, b, k => 1) LIMIT 5", 4, 0),
+        // Parameters are tuned on the stream of queries.
+        ("SELECT count(*) FROM knn_lsh(q, b, k => 1, recall => 0.5)", 4, 1),
+        ("SELECT * FROM knn_exact(q, short, k => 1)", 5, 1),
+        (&trained, 7, 0),
+        (&trained, 7, 2),
+        (&clusters, 8, 0),
+        (&clusters, 8, 1),
+        ("SELECT * FROM kmeans(short, k => 2, init => c)", 8, 1),
+    ];
+    let (mut hits, mut wrong) = (0, String::new());
+    for (sql, inputs, found) in steps {
+        same(&ctx, sql).await?;
+        let (actual, all) = cached(&ctx).await?;
+        if (actual, all - hits) != (inputs, found) {
+            wrong += &format!("{sql}: {actual} inputs, {} found\n", all - hits);
+        }
+        hits = all;
+    }
+    check(wrong.is_empty(), wrong)?;
+    for change in
+        ["INSERT INTO q SELECT * FROM q WHERE id < 5", "INSERT INTO c SELECT * FROM b WHERE id = 2"]
+    {
+        execute(&ctx, change).await?;
+        for sql in [all, grouped, &trained, &clusters, all] {
+            same(&ctx, sql).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A [`KnnIndex`] as a table: the first statement finds its base prepared.
+pub async fn index_as_table() -> Result<(), Failed> {
+    let ctx = session(SessionConfig::new().with_target_partitions(3))?;
+    table(&ctx, "b", 9000, 6, 3, 100)?;
+    execute(&ctx, "CREATE TABLE q AS SELECT id, v FROM b WHERE id < 40").await?;
+    let batches = ctx.table("b").await?.collect().await?;
+    let one = concat_batches(&batches[0].schema(), &batches)?;
+    execute(&ctx, "DROP TABLE b").await?;
+    for (batches, device) in [(batches, "cpu"), (vec![one], "auto")] {
+        execute(&ctx, &format!("SET neighbors.device = '{device}'")).await?;
+        let params = KnnExact::k(3).metric(Metric::SqEuclidean).vector("v");
+        let index = KnnIndex::build(&AnyDevice::cpu(), &batches, &params)?;
+        // The same rows in arrays of their own.
+        let take_all = |batch: &RecordBatch| {
+            take_record_batch(batch, &UInt32Array::from_iter_values(0..batch.num_rows() as u32))
+        };
+        let copies = batches.iter().map(take_all).collect::<std::result::Result<Vec<_>, _>>()?;
+        ctx.deregister_table("copy")?;
+        let copy = MemTable::try_new(copies[0].schema(), vec![copies])?;
+        ctx.register_table("copy", Arc::new(copy))?;
+        drop(batches);
+        ctx.register_table("i", Arc::new(index.clone()))?;
+        // A statement, the number of bases after it, and whether its base was there at first.
+        let steps = [
+            ("knn_exact(q, i, k => 3, metric => 'sqeuclidean')", 1, true),
+            ("knn_exact(q, i, k => 5, metric => 'sqeuclidean')", 1, true),
+            ("knn_exact(i, k => 2, metric => 'sqeuclidean')", 1, true),
+            ("knn_exact(q, (SELECT v, id FROM i), k => 3, metric => 'sqeuclidean')", 2, false),
+            (
+                "knn_exact(q, (SELECT * FROM i WHERE id % 2 = 0), k => 3, metric => 'sqeuclidean')",
+                3,
+                false,
+            ),
+            ("knn_exact(q, i, k => 3)", 4, false),
+        ];
+        let without = SessionContext::new_with_state(ctx.state());
+        execute(&without, "SET neighbors.cache = '0'").await?;
+        let mut wrong = String::new();
+        for (from, bases, is_found) in steps {
+            let before = cached(&ctx).await?.1;
+            let sql = format!("SELECT * FROM {from} ORDER BY query_id, rank, base_id");
+            let of_copy = sql.replace("(i,", "(copy,").replace(" i,", " copy,");
+            let of_copy = of_copy.replace("FROM i", "FROM copy");
+            let (actual, expected) = (text(&ctx, &sql).await?, text(&without, &of_copy).await?);
+            check(actual == expected, format!("{sql}:\n{actual}\nnot\n{expected}"))?;
+            same(&ctx, &sql).await?;
+            let plan = text(&ctx, &format!("EXPLAIN {sql}")).await?;
+            let (actual, hits) = cached(&ctx).await?;
+            if (actual, hits - before) != (bases, 1 + i64::from(is_found)) {
+                wrong += &format!("{sql}: {actual} bases, {} found\n{plan}\n", hits - before);
+            }
+        }
+        check(wrong.is_empty(), wrong)?;
+        ctx.deregister_table("i")?;
+        check(cached(&ctx).await?.0 > 0, "the index still exists")?;
+        drop(index);
+        let left = text(&ctx, "SELECT count(*) FROM neighbors_cache").await?;
+        check(left.contains("| 0 "), left)?;
     }
     Ok(())
 }

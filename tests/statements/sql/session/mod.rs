@@ -67,6 +67,8 @@ pub const TESTS: &[(&str, Test)] = &[
     ("indexes_that_were_replaced_are_refused", || run(stored::replaced())),
     ("indexes_reach_a_recall", || run(stored::recall())),
     ("bases_that_repeat_are_found", || run(cache::repeated())),
+    ("inputs_that_repeat_are_found", || run(cache::other_inputs())),
+    ("indexes_in_memory_are_tables", || run(cache::index_as_table())),
     ("bases_that_are_unknown_are_read", || run(cache::never())),
     ("bases_of_changed_tables_are_read", || run(cache::changed_tables())),
     ("bases_of_changed_files_are_read", || run(cache::changed_files())),
