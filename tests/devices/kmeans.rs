@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use datafusion_neighbors::AnyDevice;
 use datafusion_neighbors::internals::algo::kmeans::{
-    Clustering, Init, KMeansParams, kmeans, kmeans_groups,
+    Clustering, Init, KMeansParams, kmeans, kmeans_groups, kmeans_partial,
 };
 use datafusion_neighbors::internals::job::Job;
 use datafusion_neighbors::internals::matrix::{Elements, Matrix};
@@ -24,7 +24,8 @@ pub fn trials() -> Vec<(String, Test)> {
         let run = move |device: &AnyDevice| clusters(device, kind, &CLUSTER_SHAPES);
         all.push((format!("kmeans::{kind:?}"), Box::new(run)));
     }
-    let others: [(&str, Check); 7] = [
+    let others: [(&str, Check); 8] = [
+        ("partial_rounds", partial_rounds),
         ("many_rounds", many_rounds),
         ("many_candidates", many_candidates),
         ("groups", groups),
@@ -100,6 +101,34 @@ fn clusters(device: &AnyDevice, kind: Kind, shapes: &[(usize, usize, u64)]) -> R
                     let context = format!("{metric}, dim {dim}, k {k}, given {}", start.is_some());
                     same_clusters(device, &rows, start, &params)
                         .map_err(|e| format!("{context}: {e:?}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A round over a part of the rows is the same on every device.
+fn partial_rounds(device: &AnyDevice) -> Result<(), Failed> {
+    for (seed, kind) in (0..).zip(Kind::ALL) {
+        for (count, dim, k) in [(0, 3, 2), (500, 3, 7), (3000, 40, 20), (70_000, 8, 100)] {
+            let values = kind.rows(seed, count.max(k), dim);
+            let weights: Vec<f64> = (0..count).map(|row| (row % 5) as f64 * 0.3).collect();
+            let metric = if seed % 2 == 0 { Metric::L2 } else { Metric::Cosine };
+            for rows in [matrix_f32(&values, dim, metric), matrix_f64(&values, dim, metric)] {
+                let all = rows.averaged(metric, &Job::default())?;
+                let first: Vec<u32> = (0..k as u32).collect();
+                let centroids = Arc::new(all.gather(&first, &Job::default())?);
+                let params = KMeansParams::try_new(k as u64, metric)?;
+                let weights = (seed % 3 == 0).then_some(weights.as_slice());
+                let round = |device: &AnyDevice| {
+                    let (rows, job) = (all.slice(0..count), Job::default());
+                    let number = |row: usize| row as u64;
+                    kmeans_partial(device, &rows, weights, &centroids, number, &params, &job)
+                };
+                let (actual, expected) = (round(device)?, round(&AnyDevice::cpu())?);
+                if actual.to_bytes() != expected.to_bytes() {
+                    return Err(format!("{kind:?}, {count} rows, dim {dim}, k {k}").into());
                 }
             }
         }
