@@ -4,11 +4,14 @@ use std::cmp::Reverse;
 
 use crate::device::ClusterSums;
 use crate::device::contract::Assignment;
+use crate::device::cpu::CpuDevice;
+use crate::device::cpu::kmeans::cluster_sums::NewLabels;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Metric;
 use crate::parallel::in_parallel;
+use crate::rows::Rows;
 
 /// Rows between two checks for cancellation.
 const UNCHECKED: usize = 4096;
@@ -18,6 +21,22 @@ const FEW_NUMBERS: usize = 1 << 14;
 
 /// Number of independent partial sums of products.
 const SIDE_BY_SIDE: usize = 8;
+
+/// The cluster sums of these rows, by their labels. `empty` has empty sums.
+///
+/// # Errors
+/// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
+pub fn sums_of(
+    rows: &Rows,
+    weights: Option<&[f64]>,
+    labels: &[u32],
+    mut empty: ClusterSums,
+    job: &Job,
+) -> Result<ClusterSums> {
+    let labels = NewLabels { labels, moved: None };
+    CpuDevice::new().move_rows(rows, weights, labels, &mut empty, job)?;
+    Ok(empty)
+}
 
 /// Cluster means, updated for the clusters whose rows changed.
 #[derive(Debug, Default)]

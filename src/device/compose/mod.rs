@@ -16,8 +16,8 @@ pub use by_search::BySearch;
 pub use by_search::{LARGE_PROBLEM, not_started};
 pub use error_bounds::{ErrorBounds, RowStats};
 pub use exact::ExactSearch;
-pub use means::{ClusterMeans, Means};
+pub use means::{ClusterMeans, Means, sums_of};
 pub use nearest_centroids::NearestCentroids;
 #[cfg(feature = "cuda")]
-pub use on_host::{KMeansOnHost, components_on_host, host_session, plus_plus_on_host, sums_of};
+pub use on_host::{KMeansOnHost, components_on_host, host_session, plus_plus_on_host};
 pub use search::{ResidentQueries, StreamedSearch};

@@ -1,17 +1,14 @@
 //! Work of other devices that is done on the host.
 
 use super::BySearch;
-use crate::device::ClusterSums;
 use crate::device::contract::{
     Components, DbscanDevice, DbscanInput, KMeansDevice, KMeansInput, KMeansProblem,
 };
 use crate::device::cpu::CpuDevice;
-use crate::device::cpu::kmeans::cluster_sums::NewLabels;
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::random::Random;
-use crate::rows::Rows;
 
 /// k-means on the CPU, for use by any device.
 pub type KMeansOnHost<'a, T> = BySearch<'a, CpuDevice, T>;
@@ -35,22 +32,6 @@ pub fn plus_plus_on_host<T: Real>(
     job: &Job,
 ) -> Result<Vec<T>> {
     CpuDevice::new().plus_plus(input, k, random, job)
-}
-
-/// The cluster sums of these rows, by their labels. `empty` has empty sums.
-///
-/// # Errors
-/// [`Cancelled`](crate::Error::Cancelled), [`HostMemory`](crate::Error::HostMemory).
-pub fn sums_of(
-    rows: &Rows,
-    weights: Option<&[f64]>,
-    labels: &[u32],
-    mut empty: ClusterSums,
-    job: &Job,
-) -> Result<ClusterSums> {
-    let labels = NewLabels { labels, moved: None };
-    CpuDevice::new().move_rows(rows, weights, labels, &mut empty, job)?;
-    Ok(empty)
 }
 
 /// The DBSCAN components of rows, computed on the CPU for the reason `why`.
