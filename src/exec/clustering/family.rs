@@ -11,10 +11,9 @@ use datafusion::error::Result;
 use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 
 use crate::device::{AnyDevice, DeviceChoice};
-use crate::exec::knn::CachedRows;
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
 use crate::exec::operator::output::OutputBatches;
-use crate::exec::read::batch_reader::ReadRows;
+use crate::exec::read::batch_reader::{CachedRows, ReadRows};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;

@@ -23,9 +23,8 @@ use crate::device::AnyDevice;
 use crate::exec::clustering::{
     ClusterExec, ClusterExecution, ClusterFamily, ClusterSpec, Clustered,
 };
-use crate::exec::knn::CachedRows;
 use crate::exec::operator::phases;
-use crate::exec::read::batch_reader::ReadRows;
+use crate::exec::read::batch_reader::{CachedRows, ReadRows};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 use crate::exec::read::vector_reader::VectorReader;

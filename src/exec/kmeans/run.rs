@@ -10,10 +10,9 @@ use crate::algo::kmeans::{Clustering, Rounds, kmeans, kmeans_groups};
 use crate::device::AnyDevice;
 use crate::error::Result as DeviceResult;
 use crate::exec::clustering::{ClusterExecution, ClusterFamily, ClusterSpec, Clustered};
-use crate::exec::knn::CachedRows;
 use crate::exec::operator::device_selection::{may_fall_back, run_or_fall_back};
 use crate::exec::operator::output::{AddColumns, OutputBatches};
-use crate::exec::read::batch_reader::ReadRows;
+use crate::exec::read::batch_reader::{CachedRows, ReadRows};
 use crate::exec::read::partition_by::GroupedRows;
 use crate::job::Job;
 

@@ -27,7 +27,7 @@ use crate::exec::operator::phases::Phases;
 use crate::exec::operator::streams::{
     BatchReservation, PoolBudget, blocking, computing, join_error,
 };
-use crate::exec::read::batch_reader::ReadRows;
+use crate::exec::read::batch_reader::{CachedRows, ReadRows};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::row_assembler::Retention;
 use crate::exec::read::vector_column::VectorColumn;
@@ -495,14 +495,6 @@ fn is_of_memory(error: &DataFusionError) -> bool {
     matches!(error.find_root(), DataFusionError::ResourcesExhausted(_))
 }
 
-/// Rows that may be in the cache, and their memory.
-pub struct CachedRows {
-    pub rows: Rows,
-    /// The position of each row with a vector.
-    pub positions: Vec<u32>,
-    _memory: Arc<BaseMemory>,
-}
-
 /// The rows of another operator's input, which may stay in the cache.
 pub(in crate::exec) async fn cached_rows(
     input: PlannedInput,
@@ -512,7 +504,7 @@ pub(in crate::exec) async fn cached_rows(
 ) -> Result<CachedRows> {
     let read = cached_or_read(input, reader, BaseResidence::default(), phases, job).await?;
     let positions = read.carried.positions.clone();
-    Ok(CachedRows { rows: read.rows, positions, _memory: read.memory })
+    Ok(CachedRows::new(read.rows, positions, read.memory))
 }
 
 /// The input in the cache; one that is not there is read, and stays there if it may.

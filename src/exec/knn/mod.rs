@@ -59,12 +59,12 @@ use datafusion::physical_plan::{
 };
 
 use self::base::{BaseResidence, KnnExecution};
-pub(super) use self::base::{CachedRows, PlannedInput, cached_rows};
+pub(super) use self::base::{PlannedInput, cached_rows};
 pub(crate) use self::cache::CacheAccess;
 pub use self::cache::{BaseCache, CacheLimit, CachedBaseInfo};
 pub(super) use self::cache::{BaseKey, PreparedInput};
 use self::metrics::Metrics;
-use self::partitions::{FEWEST_QUERIES, JoinInputs, REPEATED_QUERIES, Run, Runs};
+use self::partitions::{FEWEST_QUERIES, JoinInputs, REPEATED_BYTES, Run, Runs, UNKNOWN_DIM};
 pub use self::spec::{InputFields, KnnSpec, knn_fields};
 use self::stored_base::Stored;
 use crate::algo::knn::{Index, LshParams};
@@ -544,10 +544,13 @@ impl KnnExec {
         };
         let KnnSpec { query_vector, training_vector, .. } = &*self.spec;
         let queries = self.queries.as_ref().zip(query_vector.as_ref()).map(|(queries, vector)| {
-            // Queries that parameters are tuned on come as a stream, and so do few of them.
+            // Queries that parameters are tuned on come as a stream, and so do few or many of them.
+            let (columns, plan) = queries;
+            let dim = columns.known_dim(plan.schema().fields()).unwrap_or(UNKNOWN_DIM);
+            let most = REPEATED_BYTES / (self.kind().width(dim) * self.kind().bytes()).max(1);
             let stays = self.fetch.is_none()
                 && !self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
-                && expected_rows(&queries.1).is_some_and(|rows| REPEATED_QUERIES.contains(&rows));
+                && expected_rows(plan).is_some_and(|rows| (FEWEST_QUERIES..=most).contains(&rows));
             let key = if stays { self.key(&queries.1, vector) } else { None };
             within(planned("KnnExec queries", queries), key)
         });

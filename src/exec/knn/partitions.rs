@@ -7,7 +7,6 @@
 //! than [`COLLECTED_BYTES`], the first partition searches all queries, and the others are empty.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, Weak};
 
 use datafusion::common::DataFusionError;
@@ -33,9 +32,12 @@ use crate::parallel::lock;
 /// blocks of 2,048 queries and their doubles in 16 partitions took 1.11 times as long on 16 cores.
 pub(super) const FEWEST_QUERIES: usize = 8192;
 
-/// The numbers of queries that stay in the cache if statements repeat them. Fewer are read in a
-/// millisecond or two, and more take long to search.
-pub(super) const REPEATED_QUERIES: RangeInclusive<usize> = FEWEST_QUERIES..=1 << 22;
+/// The most bytes of queries that stay in the cache if statements repeat them, [`FEWEST_QUERIES`] or
+/// more: the second statement reads them into memory, where a stream would take one block.
+pub(super) const REPEATED_BYTES: usize = 256 << 20;
+
+/// The dimension of queries whose type does not tell it.
+pub(super) const UNKNOWN_DIM: usize = 1024;
 
 /// The maximum bytes of queries with their lists, and of their carried columns and sets, that are collected for
 /// several partitions.

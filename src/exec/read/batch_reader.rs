@@ -1,5 +1,8 @@
 //! Reading the rows of batches, with memory reserved in advance.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use arrow::array::RecordBatch;
 
 use super::input_columns::InputColumns;
@@ -24,6 +27,20 @@ pub struct ReadRows {
     /// The position of each row with a vector.
     pub positions: Vec<u32>,
     pub reserved: Option<Reserved>,
+}
+
+/// Rows that the cache of the session may share, and their memory.
+pub struct CachedRows {
+    pub rows: Rows,
+    /// The position of each row with a vector.
+    pub positions: Vec<u32>,
+    _memory: Arc<dyn Any + Send + Sync>,
+}
+
+impl CachedRows {
+    pub fn new(rows: Rows, positions: Vec<u32>, memory: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { rows, positions, _memory: memory }
+    }
 }
 
 impl ReadRows {
