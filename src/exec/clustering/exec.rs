@@ -132,6 +132,7 @@ impl<F: ClusterFamily> ClusterExec<F> {
             context: context.clone(),
             name: F::OPERATOR,
             cache: cache.and_then(|cache| Some((cache, key()?))),
+            gives_way: true,
         })
     }
 

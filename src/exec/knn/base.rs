@@ -422,6 +422,8 @@ pub(in crate::exec) struct PlannedInput {
     pub name: &'static str,
     /// The cache of the session, and what decides the rows, if that is known.
     pub cache: Option<(OpenCache, BaseKey)>,
+    /// Whether it stays only if all others may stay, too.
+    pub gives_way: bool,
 }
 
 impl PlannedInput {
@@ -553,6 +555,11 @@ async fn cached_or_read(
         }
         let Base { rows, carried, memory, .. } = read;
         let cached = cache.keep(key, before, rows, carried, memory);
+        if base.gives_way {
+            cache.give_way(&cached);
+        } else {
+            cache.trim(&cached);
+        }
         residence.set(false, cached.host_bytes());
         Ok(Base::of_cache(cached, cache))
     };

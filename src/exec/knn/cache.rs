@@ -336,6 +336,7 @@ impl OpenCache {
         let budget = Some(Arc::new(PoolBudget(reservation.new_empty())));
         let memory = BaseMemory { carried: Arc::new(reservation), _rows: Vec::new(), budget };
         let cached = self.keep(key, Vec::new(), rows, Arc::new(carried), Arc::new(memory));
+        self.trim(&cached);
         let uploaded = device.info().memory.is_some();
         let search = DeviceSearch { device, search: SearchHandle::Owned(search), uploaded };
         let (is_self_join, lsh, training) = (false, None, None);
@@ -343,8 +344,8 @@ impl OpenCache {
         cached.keep_search(key, &search);
     }
 
-    /// Keeps a base, as it was read at these versions of its files, if it fits: in place of others of
-    /// its key or of an earlier state of its table.
+    /// Keeps a base, as it was read at these versions of its files, in place of others of its key or of
+    /// an earlier state of its table; the caller [trims](Self::trim) the cache then.
     pub(super) fn keep(
         &self,
         key: BaseKey,
@@ -372,22 +373,31 @@ impl OpenCache {
         let identity = &base.key.identity;
         bases.retain(|other| other.key != base.key && !identity.follows(&other.key.identity));
         bases.push(base.clone());
-        drop(bases);
-        self.trim(&base);
         base
+    }
+
+    /// Evicts a base again if it leaves the others no room.
+    pub(super) fn give_way(&self, base: &Arc<CachedBase>) {
+        let mut bases = lock(&self.cache.bases);
+        if bytes(&bases) > self.most(&bases) {
+            bases.retain(|other| !Arc::ptr_eq(other, base));
+        }
+    }
+
+    /// The most bytes that bases may take.
+    fn most(&self, bases: &[Arc<CachedBase>]) -> u64 {
+        match (self.limit, self.pool_limit) {
+            (CacheLimit::Bytes(most), _) => most,
+            (CacheLimit::Auto, Some(limit)) => limit / SHARE,
+            (CacheLimit::Auto, None) => (available_memory() + bytes(bases)) / SHARE,
+        }
     }
 
     /// Evicts bases until the others are within the limit: least recently used first, and `base`,
     /// which a statement uses, as the last.
     pub(super) fn trim(&self, base: &Arc<CachedBase>) {
         let mut bases = lock(&self.cache.bases);
-        let bytes =
-            |bases: &[Arc<CachedBase>]| -> u64 { bases.iter().map(|base| base.host_bytes()).sum() };
-        let most = match (self.limit, self.pool_limit) {
-            (CacheLimit::Bytes(most), _) => most,
-            (CacheLimit::Auto, Some(limit)) => limit / SHARE,
-            (CacheLimit::Auto, None) => (available_memory() + bytes(&bases)) / SHARE,
-        };
+        let most = self.most(&bases);
         while bytes(&bases) > most {
             let others = bases.iter().enumerate().filter(|(_, other)| !Arc::ptr_eq(other, base));
             let oldest = others.min_by_key(|(_, other)| other.last_use()).map(|(at, _)| at);
@@ -397,6 +407,11 @@ impl OpenCache {
             }
         }
     }
+}
+
+/// Bytes of bases on the host.
+fn bytes(bases: &[Arc<CachedBase>]) -> u64 {
+    bases.iter().map(|base| base.host_bytes()).sum()
 }
 
 /// Whether a statement uses this base.

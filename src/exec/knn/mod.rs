@@ -537,6 +537,7 @@ impl KnnExec {
                 context: context.clone(),
                 name,
                 cache: None,
+                gives_way: false,
             };
         let within = |input: PlannedInput, key: Option<BaseKey>| PlannedInput {
             cache: cache.clone().zip(key),
@@ -552,7 +553,7 @@ impl KnnExec {
                 && !self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
                 && expected_rows(plan).is_some_and(|rows| (FEWEST_QUERIES..=most).contains(&rows));
             let key = if stays { self.key(&queries.1, vector) } else { None };
-            within(planned("KnnExec queries", queries), key)
+            PlannedInput { gives_way: true, ..within(planned("KnnExec queries", queries), key) }
         });
         let training = self.training.as_ref().zip(training_vector.as_ref());
         let training = training.map(|(training, vector)| {

@@ -177,6 +177,20 @@ pub async fn other_inputs() -> Result<(), Failed> {
         hits = all;
     }
     check(wrong.is_empty(), wrong)?;
+    // Where both do not fit, queries give way.
+    execute(&ctx, "CREATE OR REPLACE TABLE b AS SELECT * FROM b").await?;
+    let of_query = "SELECT * FROM knn_exact((SELECT * FROM q WHERE id < 3), b, k => 3) ORDER BY 1, rank, distance, base_id";
+    same(&ctx, of_query).await?;
+    let bytes =
+        number(&ctx, "SELECT host_bytes FROM neighbors_cache ORDER BY last_use DESC LIMIT 1")
+            .await?;
+    execute(&ctx, &format!("SET neighbors.cache = '{}'", bytes + 60_000)).await?;
+    for _ in 0..4 {
+        same(&ctx, all).await?;
+        let plan = text(&ctx, &format!("EXPLAIN ANALYZE {all}")).await?;
+        check(plan.contains("base=resident"), format!("{bytes} bytes: {plan}"))?;
+    }
+    execute(&ctx, "SET neighbors.cache = 'auto'").await?;
     for change in
         ["INSERT INTO q SELECT * FROM q WHERE id < 5", "INSERT INTO c SELECT * FROM b WHERE id = 2"]
     {
