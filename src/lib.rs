@@ -94,16 +94,17 @@ pub use sql::{
 };
 
 /// Nodes and operators, for codecs and optimizer rules: each can be rebuilt from the values of its
-/// accessors. Devices and memory are chosen when an operator runs, so that a plan may travel to
-/// another machine.
+/// accessors. A specification says what is computed; [`ExecutionSettings`](plan::ExecutionSettings)
+/// says where, and the device is chosen when an operator runs, so that a plan may travel to another
+/// machine.
 pub mod plan {
     pub use crate::algo::dbscan::DbscanParams;
     pub use crate::algo::kmeans::KMeansParams;
     pub use crate::algo::knn::{KnnParams, LshParams};
     pub use crate::exec::{
-        BaseCache, CachedBaseInfo, DbscanExec, DbscanOutput, DbscanSpec, EvictingPool, InputExec,
-        KMeansExec, KMeansOutput, KMeansSpec, KnnExec, KnnSpec, OrderedConcatExec, RowNumberExec,
-        VectorColumn,
+        BaseCache, CachedBaseInfo, DbscanExec, DbscanOutput, DbscanSpec, EvictingPool,
+        ExecutionSettings, InputExec, KMeansExec, KMeansOutput, KMeansSpec, KnnExec, KnnSpec,
+        OrderedConcatExec, RowNumberExec, VectorColumn,
     };
     pub use crate::sql::{
         DbscanArguments, DbscanNode, KMeansArguments, KMeansNode, KnnNode, LshArguments,

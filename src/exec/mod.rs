@@ -32,6 +32,7 @@ pub use knn_lsh_builder::KnnLsh;
 pub(crate) use knn_lsh_builder::LshSlot;
 pub use lsh_buckets::{bucket_field, bucket_fields, row_buckets};
 pub use operator::evictable::EvictingPool;
+pub use operator::settings::ExecutionSettings;
 pub use partial::{kmeans_partial, kmeans_start, merge_neighbors};
 pub use partition_searches::PartitionSearches;
 pub use read::input_columns::InputColumns;

@@ -10,7 +10,7 @@ use datafusion::error::Result;
 use datafusion::prelude::SessionContext;
 
 use crate::device::DeviceChoice;
-use crate::exec::CacheLimit;
+use crate::exec::{CacheLimit, ExecutionSettings};
 
 /// The settings of a session, under the prefix `neighbors.`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
@@ -42,10 +42,11 @@ pub enum InputOrder {
 
 impl Default for NeighborsOptions {
     fn default() -> Self {
+        let ExecutionSettings { device, device_memory, batch_rows } = ExecutionSettings::default();
         Self {
-            device: DeviceChoice::Auto,
-            device_memory: 0,
-            batch_rows: 131_072,
+            device,
+            device_memory,
+            batch_rows,
             seed: 0,
             input_order: InputOrder::Exact,
             cache: CacheLimit::Auto,
@@ -68,6 +69,12 @@ impl NeighborsOptions {
     /// The settings of a session; the defaults if it has none.
     pub fn of(config: &ConfigOptions) -> Self {
         config.extensions.get::<Self>().cloned().unwrap_or_default()
+    }
+
+    /// The settings of an operator's execution.
+    pub fn execution(&self) -> ExecutionSettings {
+        let Self { device, device_memory, batch_rows, .. } = *self;
+        ExecutionSettings { device, device_memory, batch_rows }
     }
 }
 

@@ -29,6 +29,7 @@ use crate::exec::inputs::InputIdentity;
 use crate::exec::knn::{BaseCache, BaseKey, CacheAccess, CacheLimit, PlannedInput};
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
 use crate::exec::operator::drain::InputStreams;
+use crate::exec::operator::settings::ExecutionSettings;
 use crate::exec::operator::streams::expected_rows;
 use crate::exec::operator::vector_pruning::{remaining, without_vectors};
 use crate::exec::read::input_columns::InputColumns;
@@ -44,6 +45,7 @@ pub struct ClusterExec<F: ClusterFamily> {
     input: Arc<dyn ExecutionPlan>,
     /// The first centroids, if a relation gives them, and their columns.
     init: Option<(InputColumns, Arc<dyn ExecutionPlan>)>,
+    settings: ExecutionSettings,
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
@@ -98,6 +100,7 @@ impl<F: ClusterFamily> ClusterExec<F> {
             input_columns,
             input,
             init,
+            settings: ExecutionSettings::default(),
             schema,
             properties,
             metrics,
@@ -105,6 +108,16 @@ impl<F: ClusterFamily> ClusterExec<F> {
             result: Arc::default(),
             cache: None,
         })
+    }
+
+    /// The same operator with these settings.
+    pub fn with_settings(self, settings: ExecutionSettings) -> Self {
+        Self { settings, ..self }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> ExecutionSettings {
+        self.settings
     }
 
     /// The same operator with the first centroids of earlier statements: they are taken from this
@@ -136,6 +149,11 @@ impl<F: ClusterFamily> ClusterExec<F> {
         })
     }
 
+    /// This operator with the settings and the cache of another.
+    fn like(self, other: &Self) -> Self {
+        Self { settings: other.settings, cache: other.cache.clone(), ..self }
+    }
+
     /// The specification: its parameters, and how its inputs are read.
     pub fn spec(&self) -> &ClusterSpec<F> {
         &self.spec
@@ -148,7 +166,7 @@ impl<F: ClusterFamily> ClusterExec<F> {
         let width = dim.map(|dim| input_columns.kind.width(dim));
         let operations = expected_rows(input).zip(width);
         let operations = operations.map(|(rows, width)| F::operations(&spec.params, rows, width));
-        DeviceRequest { choice: spec.device, operations }
+        DeviceRequest { choice: self.settings.device, operations }
     }
 }
 
@@ -223,7 +241,7 @@ impl<F: ClusterFamily> ExecutionPlan for ClusterExec<F> {
         let input = children.next();
         let input = input.ok_or_else(|| plan_datafusion_err!("{} has no input", F::OPERATOR))?;
         let same = Self::over(self.spec.clone(), input, children.next())?;
-        Ok(Arc::new(Self { cache: self.cache.clone(), ..same }))
+        Ok(Arc::new(same.like(&self)))
     }
 
     fn apply_expressions(
@@ -288,7 +306,7 @@ impl<F: ClusterFamily> ExecutionPlan for ClusterExec<F> {
             let spec = ClusterSpec { omits_vectors: true, ..spec.as_ref().clone() };
             let init = self.init.as_ref().map(|(_, plan)| plan.clone());
             let same = Self::over(Arc::new(spec), self.input.clone(), init)?;
-            Ok(Arc::new(Self { cache: self.cache.clone(), ..same }))
+            Ok(Arc::new(same.like(&self)))
         })
     }
 
@@ -305,6 +323,7 @@ impl<F: ClusterFamily> ExecutionPlan for ClusterExec<F> {
             spec: self.spec.clone(),
             input_columns: input_columns.clone(),
             schema: self.schema.clone(),
+            settings: self.settings,
             request: self.device_request(),
             device: self.device.clone(),
             result: self.result.clone(),

@@ -10,9 +10,10 @@ use datafusion::common::plan_err;
 use datafusion::error::Result;
 use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 
-use crate::device::{AnyDevice, DeviceChoice};
+use crate::device::AnyDevice;
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
 use crate::exec::operator::output::OutputBatches;
+use crate::exec::operator::settings::ExecutionSettings;
 use crate::exec::read::batch_reader::{CachedRows, ReadRows};
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
@@ -96,7 +97,8 @@ pub trait ClusterFamily: fmt::Debug + Clone + Eq + Hash + Send + Sync + 'static 
     ) -> Result<Clustered>;
 }
 
-/// The specification of a clustering operator, independent of its inputs.
+/// The specification of a clustering operator, independent of its inputs and of where it
+/// runs.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ClusterSpec<F: ClusterFamily> {
@@ -112,16 +114,12 @@ pub struct ClusterSpec<F: ClusterFamily> {
     pub groups: Vec<String>,
     /// The vector columns of the first centroids, if a relation gives them; `None` in DBSCAN.
     pub init_vector: Option<VectorColumn>,
-    /// The requested device.
-    pub device: DeviceChoice,
-    /// Bytes of the device's memory to use; 0: nearly all that is free.
-    pub device_memory: u64,
     /// Whether the vector columns are dropped from an output of rows.
     pub omits_vectors: bool,
 }
 
 impl<F: ClusterFamily> ClusterSpec<F> {
-    /// One input with equal weights, on any device; the other settings are fields.
+    /// One input with equal weights; the other columns are fields.
     pub fn new(params: F::Params, output: F, vector: VectorColumn) -> Self {
         Self {
             params,
@@ -130,8 +128,6 @@ impl<F: ClusterFamily> ClusterSpec<F> {
             weight: None,
             groups: Vec::new(),
             init_vector: None,
-            device: DeviceChoice::Auto,
-            device_memory: 0,
             omits_vectors: false,
         }
     }
@@ -173,6 +169,7 @@ pub struct ClusterExecution<F: ClusterFamily> {
     pub(in crate::exec) spec: Arc<ClusterSpec<F>>,
     pub(in crate::exec) input_columns: InputColumns,
     pub(in crate::exec) schema: SchemaRef,
+    pub(in crate::exec) settings: ExecutionSettings,
     /// The requested device, and the estimated work.
     pub(in crate::exec) request: DeviceRequest,
     /// Records the device that is chosen.

@@ -25,12 +25,12 @@ pub(super) fn compute(
     batches: Vec<RecordBatch>,
     job: &Job,
 ) -> Result<Clustered> {
-    let ClusterExecution { spec, input_columns, schema, device: label, .. } = execution;
+    let ClusterExecution { spec, input_columns, schema, settings, device: label, .. } = execution;
     let ReadRows { rows, positions, reserved: of_rows } = read;
     let (weights, _of_weights) = weights(spec.weight.as_deref(), &batches, &input_columns, job)?;
     let operations = DbscanOutput::operations(&spec.params, rows.len(), rows.matrix().width());
-    let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
-    let may = may_fall_back(spec.device, &device);
+    let device = AnyDevice::choose(settings.device, settings.device_memory, operations)?;
+    let may = may_fall_back(settings.device, &device);
     let per_row = size_of::<Option<u32>>() + size_of::<bool>();
     let reserved = job.reserve("cluster labels", rows.len() * per_row)?;
     let solve = |rows: &Rows, weights: Option<&[f64]>, ends: &[usize]| {

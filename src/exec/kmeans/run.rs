@@ -24,12 +24,12 @@ pub(super) fn compute(
     batches: Vec<RecordBatch>,
     job: &Job,
 ) -> Result<Clustered> {
-    let ClusterExecution { spec, input_columns, schema, device: label, result, progress, .. } =
-        execution;
+    let ClusterExecution { spec, input_columns, schema, settings, device: label, .. } = execution;
+    let ClusterExecution { result, progress, .. } = execution;
     let input = ClusteringInput::new(&spec, &input_columns, read, &batches, first, job)?;
     let (rows, width) = (input.rows.len(), input.rows.matrix().width());
     let operations = KMeansOutput::operations(&spec.params, rows, width);
-    let device = AnyDevice::choose(spec.device, spec.device_memory, operations)?;
+    let device = AnyDevice::choose(settings.device, settings.device_memory, operations)?;
     let bytes = rows * (size_of::<u32>() + size_of::<f64>());
     // The clusters of the best run, and of the current one.
     let mut reserved = job.reserve("cluster labels", bytes * spec.params.runs.min(2))?;
@@ -51,7 +51,7 @@ pub(super) fn compute(
         let rounds = clustering.rounds;
         Ok((KMeansResult::OfAll(clustering), rounds))
     };
-    let may = may_fall_back(spec.device, &device);
+    let may = may_fall_back(settings.device, &device);
     let (device, (clusters, rounds)) = run_or_fall_back(device, may, &label, run)?;
     reserved.shrink_to(bytes);
     result.get_or_init(|| ("inertia", rounds.inertia));

@@ -24,6 +24,7 @@ use crate::exec::operator::device_selection::{
 };
 use crate::exec::operator::drain::{InputStreams, read_rows};
 use crate::exec::operator::phases::Phases;
+use crate::exec::operator::settings::ExecutionSettings;
 use crate::exec::operator::streams::{
     BatchReservation, PoolBudget, blocking, computing, join_error,
 };
@@ -42,6 +43,7 @@ use crate::rows::Rows;
 pub(super) struct KnnExecution {
     pub spec: Arc<KnnSpec>,
     pub schema: SchemaRef,
+    pub settings: ExecutionSettings,
     /// The type that holds the elements of both sides.
     pub kind: ElementKind,
     /// The requested device, and the estimated work.
@@ -220,7 +222,7 @@ impl Base {
         }
         let width = self.rows.matrix().width().max(1) as f64;
         let operations = 2.0 * width * self.rows.len() as f64 * queries as f64;
-        let KnnSpec { device: choice, device_memory, .. } = *execution.spec;
+        let ExecutionSettings { device: choice, device_memory, .. } = execution.settings;
         let (kind, label) = (execution.kind, execution.device.clone());
         // Sets are compared on the CPU, so no GPU is initialised for them.
         let operations = if kind == ElementKind::Sets { 0.0 } else { operations };
@@ -270,7 +272,7 @@ impl Base {
     /// The key of the search among those of this base; `None` if it depends on the queries, or on
     /// another relation that is not in the cache.
     fn search_key(&self, execution: &KnnExecution) -> Option<SearchKey> {
-        let KnnSpec { device_memory, params, lsh, training_vector, .. } = &*execution.spec;
+        let KnnSpec { params, lsh, training_vector, .. } = &*execution.spec;
         if execution.chooses() {
             return None;
         }
@@ -278,9 +280,9 @@ impl Base {
             Some(_) => Some(self.training.as_ref()?.cached.as_ref()?.0.identity()),
             None => None,
         };
-        let (k, device_memory, lsh) = (params.k(), *device_memory, lsh.clone());
+        let (k, device_memory) = (params.k(), execution.settings.device_memory);
         let is_self_join = execution.spec.query_vector.is_none();
-        Some(SearchKey { k, device_memory, is_self_join, lsh, training })
+        Some(SearchKey { k, device_memory, is_self_join, lsh: lsh.clone(), training })
     }
 
     /// The memory of the rows and carried columns.
@@ -311,7 +313,7 @@ impl Base {
     ) -> Option<DeviceSearch> {
         let (cached, _) = self.cached.as_ref()?;
         let key = self.search_key(execution)?;
-        let search = cached.search(&key, device.ok_or(execution.spec.device))?;
+        let search = cached.search(&key, device.ok_or(execution.settings.device))?;
         execution.device.set(&search.device);
         self.note_index(execution, &search.search, true);
         Some(self.search.insert(search).clone())
@@ -358,20 +360,19 @@ impl Base {
         device: AnyDevice,
         job: &Job,
     ) -> Result<DeviceSearch> {
-        let KnnSpec { device: choice, params, .. } = *execution.spec;
+        let (settings, params) = (execution.settings, execution.spec.params);
         let (rows, label, job) = (self.rows.clone(), execution.device.clone(), self.job(job));
         let (lsh, (queries, query_rows)) = (self.lsh.clone(), self.sample.clone());
         let training = self.training.as_ref().map(|training| training.rows.clone());
         if let (Some(stored), Some(selected), Some(lsh)) = (&execution.stored, &self.selected, &lsh)
         {
             let (pool, label) = (&execution.pool, &execution.device);
-            let opening =
-                StoredOpening { stored, selected, spec: &execution.spec, lsh, pool, label };
+            let opening = StoredOpening { stored, selected, params, settings, lsh, pool, label };
             let (device, search) = opening.open(device, queries, query_rows, &job).await?;
             return Ok(self.opened(execution, device, search));
         }
         let (device, search) = computing(move || {
-            let may = may_fall_back(choice, &device);
+            let may = may_fall_back(settings.device, &device);
             let method = || match &lsh {
                 Some(params) => {
                     let (queries, training) = (queries.clone(), training.clone());

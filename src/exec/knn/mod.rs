@@ -71,6 +71,7 @@ use crate::algo::knn::{Index, LshParams};
 use crate::device::Shape;
 use crate::exec::inputs::InputIdentity;
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
+use crate::exec::operator::settings::ExecutionSettings;
 use crate::exec::operator::streams::expected_rows;
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::{VectorColumn, common_kind};
@@ -89,6 +90,7 @@ pub struct KnnExec {
     queries: Option<(InputColumns, Arc<dyn ExecutionPlan>)>,
     base: (InputColumns, Arc<dyn ExecutionPlan>),
     training: Option<(InputColumns, Arc<dyn ExecutionPlan>)>,
+    settings: ExecutionSettings,
     schema: SchemaRef,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
@@ -146,6 +148,7 @@ impl KnnExec {
             queries,
             base: (base_columns, base),
             training: None,
+            settings: ExecutionSettings::default(),
             schema,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
@@ -220,6 +223,16 @@ impl KnnExec {
         Ok(Self { training, ..self })
     }
 
+    /// The same search with these settings.
+    pub fn with_settings(self, settings: ExecutionSettings) -> Self {
+        Self { settings, ..self }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> ExecutionSettings {
+        self.settings
+    }
+
     /// The same search with the bases of earlier statements: they are taken from this cache, and
     /// stay there within a limit.
     pub fn with_cache(self, cache: &Arc<BaseCache>, limit: CacheLimit) -> Self {
@@ -255,12 +268,13 @@ impl KnnExec {
         Some(Arc::new(self.with_partitions(partitions).ok()?))
     }
 
-    /// This search with the cache of another.
+    /// This search with the settings and the cache of another.
     fn like(self, other: &Self, fetch: Option<usize>, partitions: usize) -> Self {
         let properties = PlanProperties::clone(&self.properties);
         let partitioning = Partitioning::UnknownPartitioning(partitions);
         let properties = Arc::new(properties.with_partitioning(partitioning));
-        Self { fetch, properties, cache: other.cache.clone(), ..self }
+        let (settings, cache) = (other.settings, other.cache.clone());
+        Self { settings, fetch, properties, cache, ..self }
     }
 
     /// The number of output partitions.
@@ -341,7 +355,7 @@ impl KnnExec {
         let operations = pairs
             .zip(width)
             .map(|((base, queries), width)| 2.0 * width as f64 * base as f64 * queries as f64);
-        DeviceRequest { choice: self.spec.device, operations }
+        DeviceRequest { choice: self.settings.device, operations }
     }
 }
 
@@ -577,6 +591,7 @@ impl KnnExec {
         KnnExecution {
             spec: self.spec.clone(),
             schema: self.schema.clone(),
+            settings: self.settings,
             kind,
             request: self.device_request(),
             shape: dim.map(|dim| Shape { kind, dim, k, base: rows }),

@@ -241,7 +241,7 @@ async fn collect(
     let mut block = stream.begin(query_reader(execution, &base.rows, stream.seen), bytes);
     block.most_bytes = COLLECTED_BYTES;
     let mut block = stream.fill(block, SMALLEST_BLOCK).await?;
-    let expected = execution.expected.unwrap_or(execution.spec.batch_rows).max(block.len());
+    let expected = execution.expected.unwrap_or(execution.settings.batch_rows).max(block.len());
     let is_open = !execution.chooses() && block.len() > 0;
     if is_open {
         base.on_device(execution, phases, expected, job).await?;
@@ -260,7 +260,7 @@ async fn collect(
         left: 0..rows.len(),
         rows,
         carried: Some(Arc::new(carried)),
-        reserved: Some((execution.spec.batch_rows, Arc::new(reservations.into()))),
+        reserved: Some((execution.settings.batch_rows, Arc::new(reservations.into()))),
     };
     let stream = (!stream.ended).then_some(stream);
     Ok(QuerySource { in_memory: Some(in_memory), stream })
@@ -281,7 +281,7 @@ fn split(
         None => {
             let reservation = execution.reserve("KnnExec queries");
             let list = base.list_bytes(execution).saturating_mul(partitions);
-            let mut block = of_each.min(execution.spec.batch_rows);
+            let mut block = of_each.min(execution.settings.batch_rows);
             while reservation.try_resize(block.saturating_mul(list)).is_err() {
                 block = (block / 2 >= FIRST_BLOCK).then_some(block / 2)?;
             }

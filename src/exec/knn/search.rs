@@ -107,7 +107,7 @@ impl BlockSearch {
             (Some(_), Some(queries)) => queries.left.len().div_ceil(2),
             _ => 0,
         };
-        let target = FIRST_BLOCK.max(in_turn).min(execution.spec.batch_rows);
+        let target = FIRST_BLOCK.max(in_turn).min(execution.settings.batch_rows);
         let reservation = execution.reserve("KnnExec queries");
         let left = execution.fetch.unwrap_or(usize::MAX);
         Self { execution, base, job, queries, turn, target, left, batch_size, reservation, metrics }
@@ -136,7 +136,7 @@ impl BlockSearch {
         if let Err(error) = &result
             && error.is_of_device()
             && let Some(DeviceSearch { device, .. }) = &self.base.search
-            && may_fall_back(self.execution.spec.device, device)
+            && may_fall_back(self.execution.settings.device, device)
         {
             let device = device.clone();
             self.metrics.phases.enter(Phase::Prepare);
@@ -149,7 +149,7 @@ impl BlockSearch {
         let base_rows = self.base.carried.positions.len();
         self.metrics.record(&result, block.rows.len(), base_rows);
         if !self.base.rows.is_empty() {
-            self.target = self.target.saturating_mul(2).min(self.execution.spec.batch_rows);
+            self.target = self.target.saturating_mul(2).min(self.execution.settings.batch_rows);
         }
         Ok(Batches {
             schema: self.execution.schema.clone(),
@@ -195,7 +195,8 @@ impl BlockSearch {
         let Self { base, execution, metrics, job, .. } = self;
         let search = base.on_device(execution, &metrics.phases, expected, job).await?;
         if search.uploaded {
-            self.target = self.target.max(FIRST_BLOCK_UPLOADED).min(self.execution.spec.batch_rows);
+            self.target =
+                self.target.max(FIRST_BLOCK_UPLOADED).min(self.execution.settings.batch_rows);
         }
         Ok(search)
     }
@@ -275,7 +276,7 @@ impl BlockSearch {
             let expected = match (queries.ended, self.execution.expected) {
                 (true, _) => block.len(),
                 (false, expected) => {
-                    expected.unwrap_or(self.execution.spec.batch_rows).max(block.len())
+                    expected.unwrap_or(self.execution.settings.batch_rows).max(block.len())
                 }
             };
             let mut block = block;

@@ -6,11 +6,11 @@ use datafusion::common::plan_err;
 use datafusion::error::Result;
 
 use crate::algo::knn::{KnnParams, LshParams};
-use crate::device::DeviceChoice;
 use crate::exec::read::input_columns::InputColumns;
 use crate::exec::read::vector_column::VectorColumn;
 
-/// The specification of a [`KnnExec`](super::KnnExec), independent of its inputs.
+/// The specification of a [`KnnExec`](super::KnnExec), independent of its
+/// inputs and of where it runs.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KnnSpec {
@@ -25,28 +25,12 @@ pub struct KnnSpec {
     /// The vector columns of the rows that hyperplanes are trained on; `None` for a sample of the
     /// base.
     pub training_vector: Option<VectorColumn>,
-    /// The requested device.
-    pub device: DeviceChoice,
-    /// Bytes of the device's memory to use; 0: nearly all that is free.
-    pub device_memory: u64,
-    /// The maximum number of queries that are searched together.
-    pub batch_rows: usize,
 }
 
 impl KnnSpec {
-    /// An exact self-join of the base, on any device; the other settings are fields.
-    pub fn new(params: KnnParams, base_vector: VectorColumn, batch_rows: usize) -> Self {
-        let (device, device_memory) = (DeviceChoice::Auto, 0);
-        Self {
-            params,
-            lsh: None,
-            query_vector: None,
-            base_vector,
-            training_vector: None,
-            device,
-            device_memory,
-            batch_rows,
-        }
+    /// An exact self-join of the base; the other inputs and LSH are fields.
+    pub fn new(params: KnnParams, base_vector: VectorColumn) -> Self {
+        Self { params, lsh: None, query_vector: None, base_vector, training_vector: None }
     }
 }
 

@@ -10,14 +10,14 @@ use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryPool, MemoryReservation};
 
 use super::output::Carried;
-use super::spec::KnnSpec;
 use crate::algo::knn::{
-    Index, KnnSearch, LoadedTables, LshParams, MultiPassSearch, PartialTopK, RowFilter,
+    Index, KnnParams, KnnSearch, LoadedTables, LshParams, MultiPassSearch, PartialTopK, RowFilter,
     SearchResult, StoredBase, StoredSearch,
 };
 use crate::device::{AnyDevice, QueryInput, QueryRows};
 use crate::exec::operator::device_selection::{DeviceLabel, may_fall_back, run_or_fall_back};
 use crate::exec::operator::drain::InputStreams;
+use crate::exec::operator::settings::ExecutionSettings;
 use crate::exec::operator::streams::{collect, computing};
 use crate::exec::stored::{IndexVectors, Residence, StoredIndex};
 use crate::job::{Job, Reserved};
@@ -270,7 +270,8 @@ impl MultiPassDriver {
 pub(super) struct StoredOpening<'a> {
     pub stored: &'a Stored,
     pub selected: &'a Selected,
-    pub spec: &'a KnnSpec,
+    pub params: KnnParams,
+    pub settings: ExecutionSettings,
     pub lsh: &'a LshParams,
     pub pool: &'a Arc<dyn MemoryPool>,
     pub label: &'a DeviceLabel,
@@ -286,13 +287,13 @@ impl StoredOpening<'_> {
         query_rows: QueryRows,
         job: &Job,
     ) -> Result<(AnyDevice, SearchHandle)> {
-        let Self { stored, selected, spec, lsh, pool, label } = self;
+        let Self { stored, selected, params, settings, lsh, pool, label } = self;
         let tables = stored.index.tables(lsh.tables, pool, job).await?;
         let (tables, residence) = match tables {
             Some((tables, residence)) => (Some(tables), residence),
             None => (None, Residence::TableByTable),
         };
-        let KnnSpec { device: choice, device_memory, params, .. } = *spec;
+        let ExecutionSettings { device: choice, device_memory, .. } = settings;
         let (index, selected, label) = (stored.index.clone(), selected.clone(), label.clone());
         let (lsh, job, held) = (lsh.clone(), job.clone(), tables.clone());
         let (device, (base, search)) = computing(move || {

@@ -10,5 +10,6 @@ pub(super) mod drain;
 pub(super) mod evictable;
 pub(super) mod output;
 pub(super) mod phases;
+pub(super) mod settings;
 pub(super) mod streams;
 pub(super) mod vector_pruning;

@@ -147,7 +147,6 @@ impl<F: ClusterCall> ClusterNode<F> {
         let mut spec = ClusterSpec::new(params, self.output.clone(), self.input.vector.clone());
         (spec.weight, spec.groups) = (self.weight.clone(), self.groups.clone());
         spec.init_vector = self.init.as_ref().map(|init| init.vector.clone());
-        (spec.device, spec.device_memory) = (options.device, options.device_memory);
         Ok(spec)
     }
 }
@@ -176,6 +175,7 @@ impl<F: ClusterCall> FamilyNode for ClusterNode<F> {
         let input_columns = F::input_columns("input", &spec.vector, input.schema().fields())?;
         F::check(&spec.params, &spec.vector, input_columns.kind)?;
         let exec = ClusterExec::over(Arc::new(spec), input.clone(), init)?;
+        let exec = exec.with_settings(options.execution());
         Ok(Arc::new(match cache {
             Some(cache) => exec.with_cache(cache, options.cache),
             None => exec,

@@ -169,7 +169,7 @@ impl KnnNode {
         options: &NeighborsOptions,
     ) -> Result<KnnSpec> {
         let params = self.params()?;
-        let mut spec = KnnSpec::new(params, self.base.vector.clone(), options.batch_rows);
+        let mut spec = KnnSpec::new(params, self.base.vector.clone());
         spec.query_vector = self.queries.as_ref().map(|queries| queries.vector.clone());
         spec.training_vector = self.training.as_ref().map(|training| training.vector.clone());
         if let Some(lsh) = &self.lsh {
@@ -182,7 +182,6 @@ impl KnnNode {
                 None => self.lsh_params(lsh, params.metric(), options.seed)?,
             });
         }
-        (spec.device, spec.device_memory) = (options.device, options.device_memory);
         Ok(spec)
     }
 
@@ -335,7 +334,7 @@ impl FamilyNode for KnnNode {
         }
         let spec = self.spec_over(stored.as_deref(), options)?;
         let exec = KnnExec::try_new(Arc::new(spec), queries, base)?.with_training(training)?;
-        let exec = exec.with_stored(stored)?;
+        let exec = exec.with_stored(stored)?.with_settings(options.execution());
         Ok(Arc::new(match cache {
             Some(cache) => exec.with_cache(cache, options.cache),
             None => exec,

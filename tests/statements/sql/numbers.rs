@@ -132,12 +132,16 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/knn_exact.md",
-        file: "src/sql/options.rs",
+        file: "src/exec/operator/settings.rs",
         numbers: &[
-            ("| `neighbors.batch_rows` | `{}` |", "            batch_rows: "),
-            ("| `neighbors.device_memory` | `{}` |", "            device_memory: "),
-            ("| `neighbors.seed` | `{}` |", "            seed: "),
+            ("| `neighbors.batch_rows` | `{}` |", ", batch_rows: "),
+            ("| `neighbors.device_memory` | `{}` |", ", device_memory: "),
         ],
+    },
+    Shared {
+        page: "sql/knn_exact.md",
+        file: "src/sql/options.rs",
+        numbers: &[("| `neighbors.seed` | `{}` |", "            seed: ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
@@ -257,8 +261,8 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/settings.md",
-        file: "src/sql/options.rs",
-        numbers: &[("| `neighbors.batch_rows` | `{}` |", "            batch_rows: ")],
+        file: "src/exec/operator/settings.rs",
+        numbers: &[("| `neighbors.batch_rows` | `{}` |", ", batch_rows: ")],
     },
     Shared {
         page: "sql/stored_as_lsh.md",

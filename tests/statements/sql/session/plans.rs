@@ -189,16 +189,18 @@ fn physical(plan: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let of_training = 1 + usize::from(queries.is_some());
         let training = spec.training_vector.as_ref().map(|_| child(of_training)).transpose()?;
         let again = KnnExec::try_new(Arc::new(spec), queries, base)?.with_training(training)?;
-        return Ok(Arc::new(again));
+        return Ok(Arc::new(again.with_settings(knn.settings())));
     }
     if let Some(kmeans) = plan.downcast_ref::<KMeansExec>() {
         let spec = kmeans_spec(kmeans.spec())?;
         let init = spec.init_vector.as_ref().map(|_| child(1)).transpose()?;
-        return Ok(Arc::new(KMeansExec::try_new(Arc::new(spec), child(0)?, init)?));
+        let again = KMeansExec::try_new(Arc::new(spec), child(0)?, init)?;
+        return Ok(Arc::new(again.with_settings(kmeans.settings())));
     }
     if let Some(dbscan) = plan.downcast_ref::<DbscanExec>() {
         let spec = dbscan_spec(dbscan.spec())?;
-        return Ok(Arc::new(DbscanExec::try_new(Arc::new(spec), child(0)?)?));
+        let again = DbscanExec::try_new(Arc::new(spec), child(0)?)?;
+        return Ok(Arc::new(again.with_settings(dbscan.settings())));
     }
     let mode = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
     plan.clone().replace_children(children, mode)
@@ -213,11 +215,10 @@ fn vector(column: &VectorColumn) -> VectorColumn {
 
 fn knn_spec(spec: &KnnSpec) -> Result<KnnSpec> {
     let params = KnnParams::try_new(spec.params.k() as u64, spec.params.metric())?;
-    let mut again = KnnSpec::new(params, vector(&spec.base_vector), spec.batch_rows);
+    let mut again = KnnSpec::new(params, vector(&spec.base_vector));
     again.query_vector = spec.query_vector.as_ref().map(vector);
     again.training_vector = spec.training_vector.as_ref().map(vector);
     again.lsh = spec.lsh.clone();
-    (again.device, again.device_memory) = (spec.device, spec.device_memory);
     Ok(again)
 }
 
@@ -230,7 +231,7 @@ fn dbscan_spec(spec: &DbscanSpec) -> Result<DbscanSpec> {
     };
     let mut again = DbscanSpec::new(params, output, vector(&spec.vector));
     (again.weight, again.groups) = (spec.weight.clone(), spec.groups.clone());
-    (again.device, again.omits_vectors) = (spec.device, spec.omits_vectors);
+    again.omits_vectors = spec.omits_vectors;
     Ok(again)
 }
 
@@ -247,7 +248,6 @@ fn kmeans_spec(spec: &KMeansSpec) -> Result<KMeansSpec> {
     let mut again = KMeansSpec::new(params, output, vector(&spec.vector));
     (again.weight, again.groups) = (spec.weight.clone(), spec.groups.clone());
     again.init_vector = spec.init_vector.as_ref().map(vector);
-    (again.device, again.device_memory) = (spec.device, spec.device_memory);
     again.omits_vectors = spec.omits_vectors;
     Ok(again)
 }
