@@ -1,6 +1,7 @@
 //! Threads: the only place outside `device/cpu` that manages them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
@@ -11,11 +12,64 @@ use tokio::sync::{Notify, oneshot};
 use crate::error::Result;
 
 /// Runs tasks on all threads of the current pool; returns the results in the order of the tasks.
+///
+/// A task should compute for a microsecond or more. Everywhere but here and where work is halved, rayon is
+/// not called: its iterators would be compiled again for each kind of task.
 pub(crate) fn in_parallel<I: Send, T: Send>(
-    tasks: Vec<I>,
-    run: impl Fn(I) -> T + Sync + Send,
+    tasks: impl IntoIterator<Item = I>,
+    run: impl Fn(I) -> T + Sync,
 ) -> Vec<T> {
-    tasks.into_par_iter().map(run).collect()
+    let tasks: Vec<_> = tasks.into_iter().map(|task| Mutex::new((Some(task), None))).collect();
+    for_each(tasks.len(), &|place| {
+        let task = lock(&tasks[place]).0.take();
+        let result = task.map(&run);
+        lock(&tasks[place]).1 = result;
+    });
+    let results =
+        tasks.into_iter().map(|task| task.into_inner().unwrap_or_else(PoisonError::into_inner));
+    results.filter_map(|(_, result)| result).collect()
+}
+
+/// Calls `run` with all numbers below `count`, on all threads of the current pool.
+fn for_each(count: usize, run: &(dyn Fn(usize) + Sync)) {
+    match count {
+        0 | 1 => (0..count).for_each(run),
+        _ => (0..count).into_par_iter().for_each(run),
+    }
+}
+
+/// Runs tasks on all threads of the current pool; returns the results in the order of the tasks. After an
+/// error, tasks that have not begun are left out.
+pub(crate) fn try_in_parallel<I: Send, T: Send, E: Send>(
+    tasks: impl IntoIterator<Item = I>,
+    run: impl Fn(I) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let has_failed = AtomicBool::new(false);
+    let results = in_parallel(tasks, |task| {
+        if has_failed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let result = run(task);
+        has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+        Some(result)
+    });
+    results.into_iter().flatten().collect()
+}
+
+/// The same for tasks that use scratch memory, made for each thread.
+pub(crate) fn try_in_parallel_with<S: Send, I: Send, T: Send, E: Send>(
+    tasks: impl IntoIterator<Item = I>,
+    scratch: impl Fn() -> S + Sync,
+    run: impl Fn(&mut S, I) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let idle = Mutex::new(Vec::new());
+    try_in_parallel(tasks, |task| {
+        let taken = lock(&idle).pop();
+        let mut scratch_of_thread = taken.unwrap_or_else(&scratch);
+        let result = run(&mut scratch_of_thread, task);
+        lock(&idle).push(scratch_of_thread);
+        result
+    })
 }
 
 /// Locks a mutex, also after a panic of a thread that held it.
@@ -274,8 +328,8 @@ mod tests {
     fn tasks_that_need_a_value_may_make_it_in_parallel() {
         for _ in 0..200 {
             let cell = OnceLock::new();
-            let make = || in_parallel((0..64).collect(), |i: u64| i).iter().sum::<u64>();
-            let values = in_parallel((0..64).collect(), |_: u64| *get_or_make(&cell, make));
+            let make = || in_parallel(0..64, |i: u64| i).iter().sum::<u64>();
+            let values = in_parallel(0..64, |_: u64| *get_or_make(&cell, make));
             assert_eq!(values, [2016; 64]);
         }
     }

@@ -85,7 +85,7 @@ impl Rows {
             vec![job.reserve("directions of rows", self.len() * size_of::<Direction>())?];
         let is_unit =
             |row: &[f32], of: &Direction| of.unit == 1.0 && of.mean == 0.0 && is_enough(row, of);
-        let tasks = values.chunks(DIRECTIONS_TOGETHER * dim).collect();
+        let tasks = values.chunks(DIRECTIONS_TOGETHER * dim);
         let blocks = in_parallel(tasks, |rows: &[f32]| {
             job.check()?;
             let of = directions_of(metric, rows, dim);

@@ -75,7 +75,7 @@ struct Columns {
 }
 
 fn columns<T: Real>(values: &[T], dim: usize, unit: f64, job: &Job) -> Result<Columns> {
-    let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
+    let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)), |block: &[T]| {
         job.check()?;
         let mut sums = vec![0.0; dim];
         let (mut low, mut high) = (block[..dim].to_vec(), block[..dim].to_vec());
@@ -148,7 +148,7 @@ fn variances<T: Real>(values: &[T], ends: &[(f64, f64)], unit: f64, job: &Job) -
     let dim = ends.len();
     let forms = ends.iter().map(|(low, high)| FixedPoint::new((low * unit, high * unit)));
     let forms: Vec<_> = forms.collect();
-    let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)).collect(), |block: &[T]| {
+    let blocks = in_parallel(values.chunks(BLOCK * dim.max(1)), |block: &[T]| {
         job.check()?;
         let (mut sums, mut squares) = (vec![0i64; dim], vec![0i64; dim]);
         pulp::Arch::new().dispatch(

@@ -3,9 +3,8 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use crate::matrix::Real;
+use crate::parallel::in_parallel;
 
 /// Rows whose shares are summed in one total.
 pub const BLOCK: usize = 1024;
@@ -90,15 +89,14 @@ impl<'a> Shares<'a> {
     /// Chooses the scale that gives the largest share all bits. `cost` is the cost of a row.
     pub fn rescale(&mut self, cost: impl Fn(usize) -> f64 + Sync) {
         let share = |row: usize| self.exact(row, cost(row));
-        let largest = (0..self.rows).into_par_iter().map(share).reduce(|| 0.0, f64::max);
+        let of_block = |block| self.rows_of(block).map(share).fold(0.0, f64::max);
+        let largest = in_parallel(0..self.totals.len(), of_block).into_iter().fold(0.0, f64::max);
         if largest > 0.0 {
             self.scale = scale_for(largest);
         }
-        let mut totals = std::mem::take(&mut self.totals);
-        totals.par_iter_mut().enumerate().for_each(|(block, total)| {
-            *total = self.rows_of(block).map(|row| self.of(row, cost(row))).sum();
+        self.totals = in_parallel(0..self.totals.len(), |block| {
+            self.rows_of(block).map(|row| self.of(row, cost(row))).sum()
         });
-        self.totals = totals;
     }
 
     /// Rescales if the sum of all shares has fallen below 2⁵⁰.

@@ -165,7 +165,7 @@ pub(crate) fn sums_by_label(
     let steps = Arc::new(Steps::for_products(rows, 1, true, product));
     // Several rows per cell, so that the sums of blocks are small beside the rows.
     let block = BLOCK.max(16 * cells);
-    let starts = (0..rows).step_by(block).collect();
+    let starts = (0..rows).step_by(block);
     let blocks = in_parallel(starts, |start: usize| {
         job.check()?;
         let (mut sums, mut infinite) = (ExactSums::new(steps.clone(), cells), Vec::new());

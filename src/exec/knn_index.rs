@@ -159,6 +159,9 @@ impl KnnIndex {
             // A scan without the vectors, or with a dictionary of them.
             return Ok(());
         };
+        if cache.has(&key) {
+            return Ok(());
+        }
         let base = self.0.prepared(*kind)?;
         let carried = |batch: &RecordBatch| {
             let named = |at: &usize| batch.column_by_name(fields[*at].name()).cloned();

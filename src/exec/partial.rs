@@ -69,7 +69,7 @@ pub fn merge_neighbors(k: u64, parts: &[(u64, RecordBatch)]) -> Result<RecordBat
         parts.iter().flat_map(|part| part.query.values()).copied().collect();
     queries.sort_unstable();
     queries.dedup();
-    let merged = in_parallel(queries.chunks(TASK).collect(), |queries: &[u32]| {
+    let merged = in_parallel(queries.chunks(TASK), |queries: &[u32]| {
         let mut lists = MergedLists::default();
         // The first entry of each part that is not yet merged.
         let start = |part: &PartLists<'_>| part.query.values().partition_point(|q| *q < queries[0]);
@@ -203,11 +203,11 @@ pub fn kmeans_start(centroids: &dyn Array, params: &KMeans) -> Result<Arc<Matrix
 ///
 /// The rounds over all rows [merge](KMeansPartial::merge) into one, and that has the next
 /// [centroids](KMeansPartial::centroids), until it is [stable](KMeansPartial::is_stable): those of
-/// [`kmeans`](super::kmeans), bit for bit.
+/// [`kmeans`](super::kmeans) with a tolerance of 0 and as many rounds, bit for bit.
 ///
 /// # Errors
 /// The errors of [`kmeans`](super::kmeans) for arrays, weights and the device;
-/// [`Error::Unsatisfiable`] for centroids of another number, dimension or element type.
+/// [`Error::InvalidArgument`] for row numbers beyond 64 bits; [`Error::Unsatisfiable`] for centroids of another number, dimension or element type.
 ///
 /// # Example
 /// ```
@@ -240,6 +240,11 @@ pub fn kmeans_partial(
     let kind = kind_of(vectors, "input", false, metric)?;
     let reader = reader("input", kind, metric, None);
     let (rows, positions) = finish("input", vectors, reader)?;
-    let number = |at: usize| first_row.wrapping_add(positions[at].into());
+    if first_row.checked_add(vectors.len() as u64).is_none() {
+        return Err(Error::InvalidArgument(format!(
+            "kmeans: rows from {first_row} on have no numbers of 64 bits"
+        )));
+    }
+    let number = |at: usize| first_row + u64::from(positions[at]);
     partial_round(device, &rows, weights, centroids, number, &params, &Job::default())
 }

@@ -89,6 +89,22 @@ thread_local! {
     static IS_LOOKED_UP: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The lookup of a relation of the name `neighbors_cache`; it ends when this is dropped, also by a panic.
+struct Lookup;
+
+impl Lookup {
+    fn begin() -> Self {
+        IS_LOOKED_UP.set(true);
+        Self
+    }
+}
+
+impl Drop for Lookup {
+    fn drop(&mut self) {
+        IS_LOOKED_UP.set(false);
+    }
+}
+
 /// Whether a name means the table `neighbors_cache`, unless there is a relation of that name.
 fn is_cache(name: &ast::ObjectName) -> bool {
     let is_its_name = name.0.len() == 1 && last_name(name).is_some_and(|name| name == cache::NAME);
@@ -101,9 +117,10 @@ fn cache_table(
     alias: Option<ast::TableAlias>,
     context: &mut dyn RelationPlannerContext,
 ) -> Result<RelationPlanning> {
-    IS_LOOKED_UP.set(true);
-    let known = context.plan(relation);
-    IS_LOOKED_UP.set(false);
+    let known = {
+        let _lookup = Lookup::begin();
+        context.plan(relation)
+    };
     let planned = match known {
         Ok(plan) => PlannedRelation::new(plan, None),
         Err(_) => {

@@ -7,6 +7,7 @@ use datafusion_neighbors::{
     kmeans_start, knn_exact, merge_neighbors,
 };
 use proptest::prelude::*;
+use twox_hash::XxHash64;
 
 use super::support::{Kind, Rng};
 use super::{cpu, kinds, metrics_of_numbers, vectors};
@@ -125,6 +126,39 @@ proptest! {
     }
 }
 
+/// These bytes with their checksum.
+fn with_checksum(bytes: &[u8]) -> Vec<u8> {
+    [bytes, &XxHash64::oneshot(0, bytes).to_le_bytes()].concat()
+}
+
+/// Of far more clusters than their first part has rows, nearly all are empty, and each takes a row out of one
+/// cluster.
+#[test]
+fn rounds_with_thousands_of_empty_clusters() {
+    let rows: Vec<Vec<f64>> =
+        (0..20_000).map(|i| vec![0.45 + 0.04 * (i * 7919 % 20_000) as f64 / 2e4]).collect();
+    let mut start = vec![vec![1e6]; 10_001];
+    start[0][0] = 0.4;
+    let (rows, start) = (vectors(&rows, true), vectors(&start, true));
+    let params = KMeans::k(10_001).tolerance(0.0).max_iterations(1);
+    let (whole, _) = kmeans(&cpu(), &rows, None, Some(&start), &params).expect("clusters");
+    let centroids = kmeans_start(&start, &params).expect("centroids");
+    for cuts in [[0, 1, 20_000], [0, 20_000, 20_000]] {
+        let parts = cuts.windows(2).map(|cut| {
+            let part = rows.slice(cut[0], cut[1] - cut[0]);
+            kmeans_partial(&cpu(), &part, None, &centroids, cut[0] as u64, &params)
+                .expect("a round")
+        });
+        let parts: Vec<_> = parts.collect();
+        let read = |part: &KMeansPartial| KMeansPartial::from_bytes(&part.to_bytes()).expect("it");
+        for mut all in [read(&parts[0]), parts[0].clone()] {
+            all.merge(&parts[1]).expect("the same clusters");
+            let next = all.centroids(&centroids).expect("centroids");
+            assert_eq!(bits(&next), bits(&whole.centroids), "{cuts:?}");
+        }
+    }
+}
+
 #[test]
 fn damaged_rounds_are_errors() {
     let rows = vectors(&Kind::Normal.rows(1, 30, 3), true);
@@ -138,7 +172,30 @@ fn damaged_rounds_are_errors() {
         other[at] ^= 1 << (at % 8);
         assert!(KMeansPartial::from_bytes(&other).is_err(), "byte {at}");
         assert!(KMeansPartial::from_bytes(&bytes[..at]).is_err(), "{at} bytes");
+        // With a checksum of their own, they may be another round; nothing panics.
+        for bit in 0..8 {
+            let mut other = bytes[..bytes.len() - 8].to_vec();
+            if let Some(byte) = other.get_mut(at) {
+                *byte ^= 1 << bit;
+            }
+            if let Ok(read) = KMeansPartial::from_bytes(&with_checksum(&other)) {
+                let mut merged = round.clone();
+                let _ = (read.centroids(&start), merged.merge(&read), merged.centroids(&start));
+            }
+            let cut = KMeansPartial::from_bytes(&with_checksum(&other[..at.min(other.len() - 1)]));
+            assert!(cut.is_err(), "{at} bytes");
+        }
     }
+    let header = |clusters: u32, dim: u32| {
+        let numbers = [clusters, dim].map(u32::to_le_bytes).concat();
+        with_checksum(&[&bytes[..12], &numbers, &bytes[20..bytes.len() - 8]].concat())
+    };
+    assert!(KMeansPartial::from_bytes(&header(3, 3)).is_ok());
+    for (clusters, dim) in [(0, u32::MAX), (0, 3), (3, 0), (u32::MAX, 0), (u32::MAX, 1), (2, 3)] {
+        assert!(KMeansPartial::from_bytes(&header(clusters, dim)).is_err(), "{clusters} × {dim}");
+    }
+    let error = kmeans_partial(&cpu(), &rows, None, &start, u64::MAX, &params);
+    assert!(error.expect_err("row numbers").to_string().contains("no numbers of 64 bits"));
     let weighted = kmeans_partial(&cpu(), &rows, Some(&[1.0; 30]), &start, 0, &params);
     let error = round.merge(&weighted.expect("a round")).expect_err("other weights").to_string();
     assert!(error.contains("without weights) does not merge"), "{error}");

@@ -2,13 +2,14 @@
 //! rounds over the others into the round over all rows, bit for bit, however they are divided.
 //!
 //! ```text
-//! format    magic (8 bytes), metric, element kind, whether rows have weights (u8 each), clusters and
-//!           dimensions (u32 each)
-//!           of each cluster its number of rows (i64); of each cluster and dimension, and of the
-//!           weights of each cluster, the exact sum: first digit, digits and sign, digits (u32)
+//! format    magic (8 bytes), version, metric, element kind, whether rows have weights (u8 each),
+//!           clusters and dimensions (u32 each)
+//!           of each cluster its number of rows of positive weight (i64); of each cluster and dimension,
+//!           and of the weights of each cluster, the exact sum: first digit, digits and sign, digits (u32)
 //!           fingerprint of the rows' clusters (u128)
-//!           of each cluster a u8, 1 if its rows are all equal, with the first row and its values
-//!           number of far rows; of each its row, cluster, cost, weight and values
+//!           of each cluster a u8: 0 has no rows, 1 rows that are all equal, with the first one's
+//!           number and values, 2 others
+//!           number of far rows, descending; of each its row, cluster, cost, weight and values
 //!           checksum of all this
 //! ```
 //! Numbers are little-endian, row numbers u64, values, costs and weights f64; the checksum is XXH64
@@ -33,6 +34,9 @@ use crate::rows::Rows;
 /// The start of a written partial result, with its version.
 const MAGIC: [u8; 8] = *b"NBkmeans";
 const VERSION: u8 = 1;
+
+/// The most rows of positive weight in a cluster; the sum of two rounds' is a number, too.
+const MOST_ROWS: i64 = 1 << 61;
 
 /// One of Lloyd's rounds over some of the rows: the exact sums of the clusters that the rows are
 /// nearest to, and the rows farthest from their centroids, which empty clusters take.
@@ -209,13 +213,19 @@ impl KMeansPartial {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the other round has other clusters, another metric or other
-    /// elements, or weights where this has none.
+    /// elements, or weights where this has none, or if a cluster has more than 2⁶¹ rows.
     pub fn merge(&mut self, other: &Self) -> Result<()> {
         if self.form() != other.form() {
             return Err(Error::InvalidArgument(format!(
                 "kmeans: a round of {} does not merge with one of {}",
                 self.described(),
                 other.described()
+            )));
+        }
+        let sizes = self.sizes().iter().zip(other.sizes());
+        if sizes.map(|(a, b)| a + b).any(|rows| rows > MOST_ROWS) {
+            return Err(Error::InvalidArgument(format!(
+                "kmeans: a cluster has more than {MOST_ROWS} rows"
             )));
         }
         self.sums.merge(&other.sums);
@@ -292,7 +302,11 @@ impl KMeansPartial {
         let metric = cost_of(self.metric);
         let means = Means { values: &values, dim: *dim, weights: Some(&weights), metric };
         let before = T::slice(before.elements()).unwrap_or_default();
-        let next = means.filled(sums.clone(), singles, &now, before);
+        // In steps that have room for these rows, whatever the steps of the sums.
+        let of_rows = self.has_weights.then_some(&weights[..]);
+        let mut with_room = ClusterSums::new(&values, of_rows, *dim, self.clusters());
+        with_room.merge(sums);
+        let next = means.filled(with_room, singles, &now, before);
         Arc::new(Matrix::new(T::elements(next), self.clusters(), *dim))
     }
 
@@ -357,15 +371,18 @@ impl KMeansPartial {
 
     fn read(from: &mut &[u8]) -> Option<Self> {
         let &[metric, kind, has_weights] = from.split_off(..3)? else { return None };
-        let metric = if metric == 0 { Metric::L2 } else { Metric::Cosine };
-        let kind = if kind == 0 { ElementKind::F32 } else { ElementKind::F64 };
-        let has_weights = has_weights == 1;
+        let metric = [Metric::L2, Metric::Cosine].get(usize::from(metric)).copied()?;
+        let kind = [ElementKind::F32, ElementKind::F64].get(usize::from(kind)).copied()?;
+        let has_weights = [false, true].get(usize::from(has_weights)).copied()?;
         let (k, dim) = (count(from)?, count(from)?);
         // Each sum has at least 8 bytes, so that no memory is allocated for sums that are not there.
-        if k.checked_mul(dim)?.checked_mul(8)? > from.len() {
+        if k == 0 || dim == 0 || k.checked_mul(dim)?.checked_mul(8)? > from.len() {
             return None;
         }
         let sums = ClusterSums::read(from, dim, k, has_weights)?;
+        if !sums.counts().iter().all(|count| (0..=MOST_ROWS).contains(count)) {
+            return None;
+        }
         let fingerprint = from.split_off(..16)?.try_into().ok().map(u128::from_le_bytes)?;
         let vectors = |_| match from.split_off_first()? {
             0 => Some(ClusterVectors::None),
@@ -378,10 +395,17 @@ impl KMeansPartial {
         let far = |_| {
             let (row, label) = (long(from)?, count(from)? as u32);
             let [cost, weight] = values(from, 2)?[..] else { return None };
-            let is_cluster = (label as usize) < k;
-            is_cluster.then_some(FarRow { row, label, cost, weight, values: values(from, dim)? })
+            let is_valid = cost >= 0.0 && (weight == 1.0 || has_weights && weight > 0.0);
+            is_valid.then_some(FarRow { row, label, cost, weight, values: values(from, dim)? })
         };
-        let farthest = (0..number).map(far).collect::<Option<_>>()?;
+        let farthest: Vec<_> = (0..number).map(far).collect::<Option<_>>()?;
+        let mut counts = sums.counts().to_vec();
+        for far in &farthest {
+            *counts.get_mut(far.label as usize).filter(|count| **count > 0)? -= 1;
+        }
+        if number > k || !farthest.is_sorted_by_key(FarRow::key) {
+            return None;
+        }
         Some(Self { metric, kind, dim, has_weights, sums, fingerprint, vectors, farthest })
     }
 }
@@ -410,6 +434,8 @@ fn count(from: &mut &[u8]) -> Option<usize> {
     from.split_off(..4)?.try_into().ok().map(|bytes| u32::from_le_bytes(bytes) as usize)
 }
 
+/// Finite numbers.
 fn values(from: &mut &[u8], number: usize) -> Option<Vec<f64>> {
-    (0..number).map(|_| Some(f64::from_bits(long(from)?))).collect()
+    let value = |_| Some(f64::from_bits(long(from)?)).filter(|x| x.is_finite());
+    (0..number).map(value).collect()
 }

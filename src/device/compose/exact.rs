@@ -168,7 +168,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         let pairs = self.exact_pairs(queries);
         let longest = self.error_bounds.needs_lengths().then(|| self.stats().longest);
         let (k, last, distances) = (neighbors.per_query, &neighbors.last, &neighbors.distances);
-        let tasks = (0..last.len()).step_by(CERTIFIED_TOGETHER).collect();
+        let tasks = (0..last.len()).step_by(CERTIFIED_TOGETHER);
         let open = in_parallel(tasks, |first: usize| {
             job.check()?;
             let some = first..last.len().min(first + CERTIFIED_TOGETHER);
@@ -278,7 +278,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
         let pairs = self.exact_pairs(queries);
         let longest = error_bounds.needs_lengths().then(|| self.stats().longest);
         let lists = rows.chunks_mut(TASK * listed).zip(distances.chunks_mut(TASK * listed));
-        let open = in_parallel(lists.enumerate().collect(), |(task, (rows, distances))| {
+        let open = in_parallel(lists.enumerate(), |(task, (rows, distances))| {
             job.check()?;
             let (mut sorted, mut buffer, mut open) = (Vec::new(), Vec::new(), Vec::new());
             let lists = rows.chunks_exact_mut(listed).zip(distances.chunks_exact_mut(listed));
@@ -336,7 +336,7 @@ impl<D: SearchDevice + Host> ExactSearch<D> {
             let query = *query as usize;
             !are_exact(&queries.slice(query..query + 1))
         };
-        let inexact = in_parallel(open.chunks(TASK).collect(), |some: &[u32]| {
+        let inexact = in_parallel(open.chunks(TASK), |some: &[u32]| {
             job.check()?;
             Ok(some.iter().copied().filter(is_inexact).collect::<Vec<_>>())
         });

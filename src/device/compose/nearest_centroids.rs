@@ -168,7 +168,7 @@ fn distances(
 ) -> Result<Vec<f64>> {
     let pairs = host.exact_pairs(metric, rows, centroids);
     let mut distances: Vec<f64> = zeros(labels.len());
-    let tasks = distances.chunks_mut(TASK).zip(labels.chunks(TASK)).enumerate().collect();
+    let tasks = distances.chunks_mut(TASK).zip(labels.chunks(TASK)).enumerate();
     let done = in_parallel(tasks, |(task, (distances, labels)): (usize, (&mut [f64], &[u32]))| {
         job.check()?;
         pairs.of_labels(task * TASK, labels, distances);

@@ -26,7 +26,7 @@ use datafusion::physical_plan::{
 use super::family::{ClusterExecution, ClusterFamily, ClusterSpec, output_fields};
 use super::stream::stream;
 use crate::exec::inputs::InputIdentity;
-use crate::exec::knn::{BaseCache, BaseKey, CacheAccess, CacheLimit, PlannedInput};
+use crate::exec::knn::{BaseCache, BaseKey, CacheAccess, CacheLimit, PlannedInput, REPEATED_BYTES};
 use crate::exec::operator::device_selection::{DeviceLabel, DeviceRequest};
 use crate::exec::operator::drain::InputStreams;
 use crate::exec::operator::settings::ExecutionSettings;
@@ -145,7 +145,7 @@ impl<F: ClusterFamily> ClusterExec<F> {
             context: context.clone(),
             name: F::OPERATOR,
             cache: cache.and_then(|cache| Some((cache, key()?))),
-            gives_way: true,
+            gives_way_at: Some(REPEATED_BYTES),
         })
     }
 

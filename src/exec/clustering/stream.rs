@@ -50,8 +50,10 @@ pub(super) fn stream<F: ClusterFamily>(
             Some(first) => {
                 let (spec, kind) = (&execution.spec, execution.input_columns.kind);
                 let vector = spec.init_vector.as_ref().unwrap_or(&spec.vector).clone();
-                let reader = VectorReader::new("init", vector, kind, F::metric(&spec.params));
-                Some(cached_rows(first, reader.for_search(), &phases, &job).await?)
+                let metric = F::metric(&spec.params);
+                let reader =
+                    || VectorReader::new("init", vector.clone(), kind, metric).for_search();
+                Some(cached_rows(first, reader, &phases, &job).await?)
             }
             None => None,
         };

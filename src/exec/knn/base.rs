@@ -23,6 +23,7 @@ use crate::exec::operator::device_selection::{
     DeviceLabel, DeviceRequest, may_fall_back, run_or_fall_back,
 };
 use crate::exec::operator::drain::{InputStreams, read_rows};
+use crate::exec::operator::evictable::LimitedPool;
 use crate::exec::operator::phases::Phases;
 use crate::exec::operator::settings::ExecutionSettings;
 use crate::exec::operator::streams::{
@@ -136,8 +137,8 @@ pub(super) struct Base {
     /// The search that replaces one whose device failed, opened once for all partitions.
     replacement: Arc<AsyncMutex<Option<DeviceSearch>>>,
     memory: Arc<BaseMemory>,
-    /// The memory of queries that are in the cache.
-    pub queries: Option<Arc<BaseMemory>>,
+    /// The queries, if they are in the cache, where they are in use.
+    pub queries: Option<Arc<Self>>,
 }
 
 impl Base {
@@ -285,11 +286,6 @@ impl Base {
         Some(SearchKey { k, device_memory, is_self_join, lsh: lsh.clone(), training })
     }
 
-    /// The memory of the rows and carried columns.
-    pub fn memory(&self) -> Arc<BaseMemory> {
-        self.memory.clone()
-    }
-
     /// The job within the budget of a base that stays in memory: what a search makes once stays with it.
     pub fn job(&self, job: &Job) -> Job {
         match (&self.memory.budget, &self.cached) {
@@ -423,19 +419,20 @@ pub(in crate::exec) struct PlannedInput {
     pub name: &'static str,
     /// The cache of the session, and what decides the rows, if that is known.
     pub cache: Option<(OpenCache, BaseKey)>,
-    /// Whether it stays only if all others may stay, too.
-    pub gives_way: bool,
+    /// The most bytes that it may take in the cache, where it stays only if all others may stay, too;
+    /// `None` for a base, which others give way to.
+    pub gives_way_at: Option<usize>,
 }
 
 impl PlannedInput {
     pub(super) fn start(&self) -> Result<ReservedInput> {
-        let Self { input_columns, schema, plan, context, .. } = self;
-        let streams = InputStreams::start(input_columns, schema, plan, context)?;
-        Ok(ReservedInput { streams, reservation: self.reserve(self.name) })
+        self.start_in(self.context.memory_pool())
     }
 
-    fn reserve(&self, name: &str) -> MemoryReservation {
-        MemoryConsumer::new(name).register(self.context.memory_pool())
+    fn start_in(&self, pool: &Arc<dyn MemoryPool>) -> Result<ReservedInput> {
+        let Self { input_columns, schema, plan, context, name, .. } = self;
+        let streams = InputStreams::start(input_columns, schema, plan, context)?;
+        Ok(ReservedInput { streams, reservation: MemoryConsumer::new(*name).register(pool) })
     }
 }
 
@@ -477,7 +474,7 @@ pub(super) async fn repeated_queries(
     job: &Job,
 ) -> Result<Option<Base>> {
     let Some((cache, key)) = &queries.cache else { return Ok(None) };
-    if !cache.repeats(key) {
+    if !cache.may_repeat(key) {
         return Ok(None);
     }
     let reader = VectorReader::new("queries", key.vector.clone(), key.kind, key.metric);
@@ -486,7 +483,10 @@ pub(super) async fn repeated_queries(
     let read = match read.await {
         Ok(read) => read,
         // A stream needs less memory.
-        Err(error) if is_of_memory(&error) => return Ok(None),
+        Err(error) if is_of_memory(&error) => {
+            cache.refuse(key);
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
     let has_other_dim = read.rows.matrix().dim() != base.rows.matrix().dim();
@@ -501,13 +501,20 @@ fn is_of_memory(error: &DataFusionError) -> bool {
 /// The rows of another operator's input, which may stay in the cache.
 pub(in crate::exec) async fn cached_rows(
     input: PlannedInput,
-    reader: VectorReader,
+    reader: impl Fn() -> VectorReader,
     phases: &Phases,
     job: &Job,
 ) -> Result<CachedRows> {
-    let read = cached_or_read(input, reader, BaseResidence::default(), phases, job).await?;
-    let positions = read.carried.positions.clone();
-    Ok(CachedRows::new(read.rows, positions, read.memory))
+    let uncached = PlannedInput { cache: None, ..input.clone() };
+    let read = cached_or_read(input, reader(), BaseResidence::default(), phases, job).await;
+    let read = match read {
+        // Outside of the cache there may be more memory.
+        Err(error) if is_of_memory(&error) => {
+            cached_or_read(uncached, reader(), BaseResidence::default(), phases, job).await?
+        }
+        read => read?,
+    };
+    Ok(CachedRows::new(read.rows.clone(), read.carried.positions.clone(), Arc::new(read)))
 }
 
 /// The input in the cache; one that is not there is read, and stays there if it may.
@@ -534,33 +541,44 @@ async fn cached_or_read(
     // A task of its own: others may wait for their turn, also if nobody polls this stream.
     let task = async move {
         let turn = cache.turn(&key);
-        let mut had = turn.lock().await;
+        let had = turn.lock().await;
         if let Some(cached) = cache.find(&key, &before) {
             residence.set(true, cached.host_bytes());
             return Ok(Base::of_cache(cached, cache));
         }
-        // A base that did not stay for the first is read by the others at the same time.
-        let _had = if *had {
+        // What did not stay for the first is read by the others at the same time.
+        let mut did_stay = if *had {
             drop(had);
             None
         } else {
-            *had = true;
             Some(had)
         };
-        let budget = Arc::new(PoolBudget(base.reserve("neighbors cache")));
+        let pool = base.context.memory_pool();
+        let limited = base.gives_way_at.map(|bytes| LimitedPool::new(pool, bytes));
+        let pool = limited.clone().map_or(pool.clone(), |limited| limited);
+        let budget = MemoryConsumer::new("neighbors cache").register(&pool);
+        let budget = Arc::new(PoolBudget(budget));
         let job = job.with_budget(budget.clone());
-        let read = collect_rows(base.start()?, reader, Some(budget), &phases, &job).await?;
+        let read = collect_rows(base.start_in(&pool)?, reader, Some(budget), &phases, &job).await?;
+        if let Some(limited) = limited {
+            limited.lift();
+        }
         let after = key.identity.versions(&base.context).await.unwrap_or_default();
-        if !key.identity.may_keep(&before, &after) {
+        let stays = match key.identity.may_keep(&before, &after) {
+            true => {
+                let Base { rows, carried, memory, .. } = read.clone();
+                let cached = cache.keep(key, before, rows, carried, memory);
+                Some(cached).filter(|cached| match base.gives_way_at {
+                    Some(_) => cache.give_way(cached),
+                    None => cache.trim(cached),
+                })
+            }
+            false => None,
+        };
+        let Some(cached) = stays else {
+            did_stay.iter_mut().for_each(|had| **had = true);
             return Ok(read);
-        }
-        let Base { rows, carried, memory, .. } = read;
-        let cached = cache.keep(key, before, rows, carried, memory);
-        if base.gives_way {
-            cache.give_way(&cached);
-        } else {
-            cache.trim(&cached);
-        }
+        };
         residence.set(false, cached.host_bytes());
         Ok(Base::of_cache(cached, cache))
     };

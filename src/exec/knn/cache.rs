@@ -74,8 +74,8 @@ pub struct BaseCache {
     bases: Mutex<Vec<Arc<CachedBase>>>,
     /// The turns to read bases.
     reading: Turns<BaseKey>,
-    /// The queries of the latest statements, which stay if they repeat.
-    queries: Mutex<VecDeque<BaseKey>>,
+    /// The queries of the latest statements, and whether they may stay if they repeat.
+    queries: Mutex<VecDeque<(BaseKey, bool)>>,
     /// Counts uses, which orders bases by the last one.
     uses: AtomicU64,
 }
@@ -300,22 +300,34 @@ impl OpenCache {
         self.cache.reading.of(key)
     }
 
-    /// Whether queries of this key repeat: an earlier statement had them, or they are in memory.
-    pub(super) fn repeats(&self, key: &BaseKey) -> bool {
+    /// Whether queries of this key repeat, and may stay: an earlier statement had them, or they are in
+    /// memory.
+    pub(super) fn may_repeat(&self, key: &BaseKey) -> bool {
         if lock(&self.cache.bases).iter().any(|base| base.key == *key) {
             return true;
         }
         let mut latest = lock(&self.cache.queries);
-        if latest.contains(key) {
-            return true;
+        if let Some((_, may_stay)) = latest.iter().find(|(of, _)| of == key) {
+            return *may_stay;
         }
         latest.truncate(QUERIES - 1);
-        latest.push_front(key.clone());
+        latest.push_front((key.clone(), true));
         false
     }
 
-    /// Keeps a base that is prepared already, with its search for `k` neighbours, unless it is there.
-    /// Its rows belong to others and take no memory here.
+    /// Notes that there was no room for queries of this key, so that they are read as a stream.
+    pub(super) fn refuse(&self, key: &BaseKey) {
+        let mut latest = lock(&self.cache.queries);
+        latest.iter_mut().filter(|(of, _)| of == key).for_each(|(_, may_stay)| *may_stay = false);
+    }
+
+    /// Whether a base of this key is in memory; its files may have changed since.
+    pub(in crate::exec) fn has(&self, key: &BaseKey) -> bool {
+        lock(&self.cache.bases).iter().any(|base| base.key == *key)
+    }
+
+    /// Keeps a base that is prepared already, with its search for `k` neighbours, if there is memory for
+    /// the positions of its rows; the rows belong to others.
     pub(in crate::exec) fn keep_prepared(
         self,
         key: BaseKey,
@@ -324,7 +336,8 @@ impl OpenCache {
         k: usize,
         device_memory: u64,
     ) {
-        if lock(&self.cache.bases).iter().any(|base| base.key == key) {
+        let reservation = MemoryConsumer::new("neighbors cache").register(pool);
+        if reservation.try_grow(size_of_val(&positions[..])).is_err() {
             return;
         }
         let mut carried = Carried::new(columns.first().map_or(0, |(columns, _)| columns.len()));
@@ -332,7 +345,6 @@ impl OpenCache {
             carried.push(columns.iter().map(own).collect(), rows);
         }
         carried.positions = positions;
-        let reservation = MemoryConsumer::new("neighbors cache").register(pool);
         let budget = Some(Arc::new(PoolBudget(reservation.new_empty())));
         let memory = BaseMemory { carried: Arc::new(reservation), _rows: Vec::new(), budget };
         let cached = self.keep(key, Vec::new(), rows, Arc::new(carried), Arc::new(memory));
@@ -376,12 +388,16 @@ impl OpenCache {
         base
     }
 
-    /// Evicts a base again if it leaves the others no room.
-    pub(super) fn give_way(&self, base: &Arc<CachedBase>) {
+    /// Evicts a base again if it leaves the others no room. Returns whether it stays.
+    pub(super) fn give_way(&self, base: &Arc<CachedBase>) -> bool {
         let mut bases = lock(&self.cache.bases);
-        if bytes(&bases) > self.most(&bases) {
+        let stays = bytes(&bases) <= self.most(&bases);
+        if !stays {
             bases.retain(|other| !Arc::ptr_eq(other, base));
+            drop(bases);
+            self.refuse(&base.key);
         }
+        stays
     }
 
     /// The most bytes that bases may take.
@@ -394,8 +410,8 @@ impl OpenCache {
     }
 
     /// Evicts bases until the others are within the limit: least recently used first, and `base`,
-    /// which a statement uses, as the last.
-    pub(super) fn trim(&self, base: &Arc<CachedBase>) {
+    /// which a statement uses, as the last. Returns whether it stays.
+    pub(super) fn trim(&self, base: &Arc<CachedBase>) -> bool {
         let mut bases = lock(&self.cache.bases);
         let most = self.most(&bases);
         while bytes(&bases) > most {
@@ -403,9 +419,13 @@ impl OpenCache {
             let oldest = others.min_by_key(|(_, other)| other.last_use()).map(|(at, _)| at);
             match oldest {
                 Some(at) => drop(bases.swap_remove(at)),
-                None => return bases.clear(),
+                None => {
+                    bases.clear();
+                    return false;
+                }
             }
         }
+        true
     }
 }
 

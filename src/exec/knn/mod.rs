@@ -19,8 +19,9 @@
 //! (`fetch`) bounds the number of queries that are searched.
 //!
 //! Memory: the base's batches and rows, and one block of queries with its neighbours; with several
-//! partitions, all queries up to a limit and a block of each. All is reserved in the session's pool. A block ends where the pool refuses more, from 64 queries on; a base that
-//! the pool refuses fails with `ResourcesExhausted`.
+//! partitions, all queries up to a limit and a block of each; queries that statements repeat, once in
+//! the cache. All is reserved in the session's pool. A block ends where the pool refuses more, from 64
+//! queries on; a base that the pool refuses fails with `ResourcesExhausted`.
 
 mod base;
 mod cache;
@@ -64,7 +65,8 @@ pub(crate) use self::cache::CacheAccess;
 pub use self::cache::{BaseCache, CacheLimit, CachedBaseInfo};
 pub(super) use self::cache::{BaseKey, PreparedInput};
 use self::metrics::Metrics;
-use self::partitions::{FEWEST_QUERIES, JoinInputs, REPEATED_BYTES, Run, Runs, UNKNOWN_DIM};
+pub(super) use self::partitions::REPEATED_BYTES;
+use self::partitions::{FEWEST_QUERIES, JoinInputs, Run, Runs, UNKNOWN_DIM};
 pub use self::spec::{InputFields, KnnSpec, knn_fields};
 use self::stored_base::Stored;
 use crate::algo::knn::{Index, LshParams};
@@ -551,7 +553,7 @@ impl KnnExec {
                 context: context.clone(),
                 name,
                 cache: None,
-                gives_way: false,
+                gives_way_at: None,
             };
         let within = |input: PlannedInput, key: Option<BaseKey>| PlannedInput {
             cache: cache.clone().zip(key),
@@ -567,7 +569,10 @@ impl KnnExec {
                 && !self.spec.lsh.as_ref().is_some_and(LshParams::is_open)
                 && expected_rows(plan).is_some_and(|rows| (FEWEST_QUERIES..=most).contains(&rows));
             let key = if stays { self.key(&queries.1, vector) } else { None };
-            PlannedInput { gives_way: true, ..within(planned("KnnExec queries", queries), key) }
+            PlannedInput {
+                gives_way_at: Some(REPEATED_BYTES),
+                ..within(planned("KnnExec queries", queries), key)
+            }
         });
         let training = self.training.as_ref().zip(training_vector.as_ref());
         let training = training.map(|(training, vector)| {

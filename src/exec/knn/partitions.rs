@@ -32,9 +32,10 @@ use crate::parallel::lock;
 /// blocks of 2,048 queries and their doubles in 16 partitions took 1.11 times as long on 16 cores.
 pub(super) const FEWEST_QUERIES: usize = 8192;
 
-/// The most bytes of queries that stay in the cache if statements repeat them, [`FEWEST_QUERIES`] or
-/// more: the second statement reads them into memory, where a stream would take one block.
-pub(super) const REPEATED_BYTES: usize = 256 << 20;
+/// The most bytes of queries, with their carried columns, that stay in the cache if statements repeat
+/// them, [`FEWEST_QUERIES`] or more: the second statement reads them into memory, where a stream would
+/// take one block. Also of first centroids.
+pub(in crate::exec) const REPEATED_BYTES: usize = 256 << 20;
 
 /// The dimension of queries whose type does not tell it.
 pub(super) const UNKNOWN_DIM: usize = 1024;
@@ -182,9 +183,10 @@ async fn start(
     let queries = match queries {
         Some(queries) => {
             let in_memory = repeated_queries(&queries, &base, phases, job).await?;
-            match in_memory.map(|read| (read.rows.clone(), read.carried.clone(), read.memory())) {
-                Some((rows, carried, memory)) => {
-                    base.queries = Some(memory);
+            match in_memory {
+                Some(read) => {
+                    let (rows, carried) = (read.rows.clone(), read.carried.clone());
+                    base.queries = Some(Arc::new(read));
                     QuerySource::of_memory(rows, Some(carried))
                 }
                 None => {

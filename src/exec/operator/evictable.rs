@@ -2,8 +2,10 @@
 //! needs it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use datafusion::common::resources_err;
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{
     MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation,
@@ -101,5 +103,134 @@ impl MemoryPool for EvictingPool {
 
     fn memory_limit(&self) -> MemoryLimit {
         self.0.memory_limit()
+    }
+}
+
+/// A part of a pool for what is worth less than idle memory: its size is limited, and it releases none.
+/// Once the limit is lifted, it is like the pool.
+#[derive(Debug)]
+pub(in crate::exec) struct LimitedPool {
+    pool: Arc<dyn MemoryPool>,
+    left: AtomicUsize,
+}
+
+/// What is left of a part without a limit: more than any memory.
+const LIFTED: usize = usize::MAX / 2;
+
+impl LimitedPool {
+    /// A part of this many bytes.
+    pub fn new(pool: &Arc<dyn MemoryPool>, bytes: usize) -> Arc<Self> {
+        Arc::new(Self { pool: pool.clone(), left: AtomicUsize::new(bytes) })
+    }
+
+    /// Lifts the limit.
+    pub fn lift(&self) {
+        self.left.fetch_add(LIFTED, Ordering::Relaxed);
+    }
+
+    fn take(&self, bytes: usize) -> Result<usize, usize> {
+        let take = |left: usize| left.checked_sub(bytes);
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+    }
+}
+
+impl fmt::Display for LimitedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pool.fmt(f)
+    }
+}
+
+impl MemoryPool for LimitedPool {
+    fn name(&self) -> &str {
+        self.pool.name()
+    }
+
+    fn register(&self, consumer: &MemoryConsumer) {
+        self.pool.register(consumer);
+    }
+
+    fn unregister(&self, consumer: &MemoryConsumer) {
+        self.pool.unregister(consumer);
+    }
+
+    fn grow(&self, reservation: &MemoryReservation, additional: usize) {
+        self.left.fetch_sub(additional, Ordering::Relaxed);
+        self.pool.grow(reservation, additional);
+    }
+
+    fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
+        self.left.fetch_add(shrink, Ordering::Relaxed);
+        self.pool.shrink(reservation, shrink);
+    }
+
+    fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
+        let left = match self.take(additional) {
+            Ok(left) => left,
+            Err(left) => {
+                return resources_err!(
+                    "{} may take {left} bytes more, not {additional}",
+                    reservation.consumer().name()
+                );
+            }
+        };
+        let grown = match self.pool.downcast_ref::<EvictingPool>() {
+            Some(pool) if left < LIFTED => pool.0.try_grow(reservation, additional),
+            _ => self.pool.try_grow(reservation, additional),
+        };
+        if grown.is_err() {
+            self.left.fetch_add(additional, Ordering::Relaxed);
+        }
+        grown
+    }
+
+    fn reserved(&self) -> usize {
+        self.pool.reserved()
+    }
+
+    fn memory_limit(&self) -> MemoryLimit {
+        self.pool.memory_limit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::execution::memory_pool::GreedyMemoryPool;
+
+    use super::*;
+
+    /// Idle memory in a pool.
+    struct Idle(Mutex<Vec<MemoryReservation>>, usize);
+
+    impl Evictable for Idle {
+        fn evict(&self, of: MemoryOf) -> bool {
+            of == MemoryOf::Pool(self.1) && lock(&self.0).pop().is_some()
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_pool_evicts_nothing_until_its_limit_is_lifted() {
+        let pool: Arc<dyn MemoryPool> =
+            Arc::new(EvictingPool(Arc::new(GreedyMemoryPool::new(100))));
+        let reserve = |pool: &Arc<dyn MemoryPool>| MemoryConsumer::new("part").register(pool);
+        let idle = reserve(&pool);
+        idle.try_grow(60).expect("an empty pool");
+        let evicting = pool.downcast_ref::<EvictingPool>().expect("the pool");
+        let address = std::ptr::from_ref(evicting).addr();
+        let owner: Arc<dyn Evictable> = Arc::new(Idle(Mutex::new(vec![idle]), address));
+        register(Arc::downgrade(&owner));
+        let limited = LimitedPool::new(&pool, 50);
+        let part: Arc<dyn MemoryPool> = limited.clone();
+        let of_part = reserve(&part);
+        let refused = of_part.try_grow(51).expect_err("the limit").to_string();
+        assert!(refused.contains("part may take 50 bytes more, not 51"), "{refused}");
+        assert!(of_part.try_grow(41).is_err(), "idle memory stays");
+        of_part.try_grow(40).expect("what is left");
+        of_part.shrink(10);
+        of_part.try_grow(10).expect("what was given back");
+        limited.lift();
+        of_part.try_grow(60).expect("idle memory has given way");
+        assert_eq!(pool.reserved(), 100);
+        drop(of_part);
+        assert_eq!(pool.reserved(), 0);
     }
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result, RowProblem};
 use crate::matrix::{ElementKind, Elements, Matrix, Real};
 use crate::memory::try_zeros;
 use crate::metric::Metric;
-use crate::parallel::in_parallel;
+use crate::parallel::try_in_parallel;
 use crate::rows::Rows;
 use crate::sets::{MOST_TOKENS, Sets};
 
@@ -357,11 +357,7 @@ impl VectorReader {
                 self.fill(lists, row, to).map_err(|problem| (row, problem))
             })
         };
-        let tasks: Vec<_> = tasks.into_iter().enumerate().collect();
-        let filled: Result<(), _> = match tasks.len() {
-            0 | 1 => tasks.into_iter().try_for_each(fill),
-            _ => in_parallel(tasks, fill).into_iter().collect(),
-        };
+        let filled = try_in_parallel(tasks.into_iter().enumerate(), fill);
         filled.map_err(|(row, problem)| self.bad(row, problem))?;
         let seen = self.run.seen;
         self.run.positions.extend((0..count).map(|i| (seen + row_of(i) as u64) as u32));

@@ -17,8 +17,9 @@ use crate::exec::{CacheAccess, KnnIndex};
 use crate::sql::cache;
 use crate::sql::options::NeighborsOptions;
 
-/// The rows of the index, in its order. As the base of `knn_exact` under the index's metric they are
-/// prepared already, for columns in the order of the table and unless `neighbors.cache` is 0.
+/// The rows of the index, in its order. As the base of `knn_exact` under the index's metric, for vectors of
+/// the same type, they are in memory already, for the index's k with the search, if columns are in the
+/// order of the table and `neighbors.cache` is not 0.
 #[async_trait]
 impl TableProvider for KnnIndex {
     fn schema(&self) -> SchemaRef {

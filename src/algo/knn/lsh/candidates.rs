@@ -114,7 +114,7 @@ impl CandidateGenerator {
             job.enter(Phase::Hash);
             longest = longest_row(&resolved, &base.rows, job)?;
             job.enter(Phase::Build);
-            boxes = in_parallel(tables.iter().collect(), |hash_table: &Arc<HashTable>| {
+            boxes = in_parallel(tables.iter(), |hash_table: &Arc<HashTable>| {
                 let mut boxes = Vec::with_capacity(hash_table.table.buckets().count());
                 boxes.extend(hash_table.table.buckets());
                 boxes
@@ -153,7 +153,7 @@ impl CandidateGenerator {
 
     /// The rows and bucket offsets of a range of tables, as a device takes them.
     pub fn rows_of_tables(&self, numbers: Range<usize>) -> Vec<TableRows<'_>> {
-        in_parallel(self.tables[numbers].iter().collect(), |hash_table: &Arc<HashTable>| {
+        in_parallel(self.tables[numbers].iter(), |hash_table: &Arc<HashTable>| {
             let mut buckets = Vec::with_capacity(hash_table.sizes.buckets);
             buckets.extend(hash_table.table.buckets().map(|(_, bucket)| bucket.start));
             TableRows { rows: hash_table.table.all_rows(), buckets }
@@ -217,7 +217,7 @@ impl CandidateGenerator {
         if self.probes_home_buckets && self.home_buckets.get().is_none() {
             job.enter(Phase::Build);
             let of_table = |hash_table: &Arc<HashTable>| hash_table.table.home_buckets();
-            let make = || in_parallel(self.tables.iter().collect(), of_table);
+            let make = || in_parallel(self.tables.iter(), of_table);
             get_or_make(&self.home_buckets, make);
             job.enter(Phase::Find);
         }
@@ -474,7 +474,7 @@ fn near_boxes(
 }
 
 fn longest_row(resolved: &ResolvedParams, base: &Rows, job: &Job) -> Result<f64> {
-    let tasks = (0..base.len()).step_by(ROWS_TOGETHER).collect();
+    let tasks = (0..base.len()).step_by(ROWS_TOGETHER);
     let longest = in_parallel(tasks, |first: usize| {
         job.check()?;
         let rows = base.slice(first..base.len().min(first + ROWS_TOGETHER));

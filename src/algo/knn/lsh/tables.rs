@@ -83,7 +83,7 @@ pub(super) fn build(
     job.enter(Phase::Build);
     let parts = base.len().div_ceil(ROWS_TOGETHER);
     let of_table = |table: usize| keys[table * parts..(table + 1) * parts].concat();
-    let tables = in_parallel((0..numbers.len()).collect(), |table| Table::new(&of_table(table)));
+    let tables = in_parallel(0..numbers.len(), |table| Table::new(&of_table(table)));
     job.check()?;
     let tables = functions.into_iter().zip(tables);
     Ok(tables.map(|(functions, table)| HashTable::new(functions, table)).collect())

@@ -1,7 +1,6 @@
 //! Rows of bits.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::box_pruning::BoxPruning;
 use super::space::Space;
@@ -11,6 +10,7 @@ use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::spatial_order::Coordinates;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
+use crate::parallel::try_in_parallel;
 use crate::rows::Rows;
 
 /// Rows of bits, whose only coordinate is their number of set bits.
@@ -84,7 +84,8 @@ impl Space for BitSpace<'_> {
             }
             job.check()
         };
-        self.tiled.par_chunks_mut(LANES * width).zip(order.par_chunks(LANES)).try_for_each(fill)
+        let tiles = self.tiled.chunks_mut(LANES * width).zip(order.chunks(LANES));
+        try_in_parallel(tiles, fill).map(drop)
     }
 
     fn near(&self, row: usize, tile: usize, _: &[u32], _: u64, _: u32) -> (u64, u64) {

@@ -1,7 +1,5 @@
 //! Assigns rows that are not core to the first cluster within eps.
 
-use rayon::prelude::*;
-
 use super::context::{Context, Core, PairCounts};
 use super::space::Space;
 use super::tiles::{LANES, TileRow, TileRows, lanes_of};
@@ -9,6 +7,7 @@ use super::tree::TileNode;
 use super::union_find::UnionFind;
 use crate::device::contract::NOISE;
 use crate::error::Result;
+use crate::parallel::try_in_parallel;
 
 impl<P: Space> Context<'_, P> {
     /// The cluster of each row: for a core row its own, for any other the first cluster within eps, or [`NOISE`].
@@ -16,7 +15,7 @@ impl<P: Space> Context<'_, P> {
         let root = TileNode::root(self.tree.rows());
         let mut first_of = vec![NOISE; 2 * core.len()];
         self.first_clusters(root, core, sets, &mut first_of);
-        let tiles = (0..core.len()).into_par_iter().map(|tile| -> Result<[u32; LANES]> {
+        let tiles = try_in_parallel(0..core.len(), |tile| -> Result<[u32; LANES]> {
             self.job.check()?;
             let mut firsts = [NOISE; LANES];
             for lane in lanes_of(core[tile]) {
@@ -35,8 +34,7 @@ impl<P: Space> Context<'_, P> {
             }
             self.account(search.pairs);
             Ok(search.firsts)
-        });
-        let tiles: Vec<_> = tiles.collect::<Result<_>>()?;
+        })?;
         let mut firsts = vec![NOISE; self.tree.rows()];
         for (position, row) in self.tree.order.iter().enumerate() {
             firsts[*row as usize] = tiles[position / LANES][position % LANES];

@@ -1,13 +1,12 @@
 //! Neighbour counts: the rows within eps of every row, until they are enough to make it core.
 
-use rayon::prelude::*;
-
 use super::context::{Context, Core, PairCounts, add};
 use super::space::Space;
 use super::tiles::{LANES, TileRow, TileRows, lanes_of};
 use super::tree::TileNode;
 use super::weights::{Total, Weights};
 use crate::error::Result;
+use crate::parallel::try_in_parallel;
 
 /// The counts of a tile's rows.
 pub(super) struct NeighborCounts {
@@ -53,7 +52,7 @@ impl<P: Space> Context<'_, P> {
             return self.core_in_pairs(weights);
         }
         let tiles = 0..self.tree.rows().div_ceil(LANES);
-        tiles.into_par_iter().map(|tile| self.core_of(tile, weights)).collect()
+        try_in_parallel(tiles, |tile| self.core_of(tile, weights))
     }
 
     fn core_of(&self, tile: usize, weights: &Weights) -> Result<u64> {

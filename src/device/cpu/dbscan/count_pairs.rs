@@ -3,8 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use rayon::prelude::*;
-
 use super::context::{Context, Core, PairCounts, add};
 use super::count::NeighborCounts;
 use super::space::Space;
@@ -12,7 +10,7 @@ use super::tiles::{LANES, TileRow, TileRows, lanes_of};
 use super::tree::TileNode;
 use super::weights::Weights;
 use crate::error::Result;
-use crate::parallel::lock;
+use crate::parallel::{lock, try_in_parallel};
 
 /// A tile whose rows are counted, by several threads.
 struct SharedCounts {
@@ -47,14 +45,14 @@ impl<P: Space> Context<'_, P> {
             SharedCounts { node, open: rows.into(), counts: Mutex::new(NeighborCounts::of(rows)) }
         };
         let all: Vec<_> = (0..tiles).map(shared).collect();
-        (0..tiles).into_par_iter().try_for_each(|a| {
+        try_in_parallel(0..tiles, |a| {
             let mut pairs = PairCounts::default();
             (a..tiles).try_for_each(|b| self.count_pair(&all[a], &all[b], weights, &mut pairs))?;
             self.account(pairs);
             Ok(())
         })?;
-        let tiles = all.into_par_iter().enumerate();
-        tiles.map(|(tile, shared)| self.decide(tile, &shared.lock(), weights)).collect()
+        let decide = |tile: usize| self.decide(tile, &all[tile].lock(), weights);
+        try_in_parallel(0..tiles, decide)
     }
 
     /// Compares two tiles, or one with itself.

@@ -32,8 +32,6 @@ mod weights;
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use self::bit_space::BitSpace;
 use self::context::{Context, Counters};
 use self::projected_filter::ProjectedFilter;
@@ -51,6 +49,7 @@ use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork,
 use crate::error::{Error, Result};
 use crate::job::{Job, Phase};
 use crate::matrix::ElementKind;
+use crate::parallel::try_in_parallel;
 
 impl DbscanDevice for CpuDevice {
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
@@ -87,8 +86,7 @@ impl DbscanDevice for CpuDevice {
         }
         let alone =
             |range: Range<usize>| Ok((group(input, range.clone(), self.level, job)?, range));
-        let grouped = small.into_par_iter().map(alone);
-        for (components, range) in grouped.collect::<Result<Vec<_>>>()? {
+        for (components, range) in try_in_parallel(small, alone)? {
             take(range, components);
         }
         Ok(all)

@@ -11,7 +11,6 @@
 //! x · y errs by at most ‖x‖ e(y) + e(x) ‖y‖ + e(x) e(y).
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::box_pruning::BoxPruning;
 use super::projection::{FARTHEST, Projection};
@@ -24,6 +23,7 @@ use crate::device::cpu::simd::tile_dot_i16::{DimPair, QUERIES, TileDot, TileQuer
 use crate::device::cpu::spatial_order::Coordinates;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
+use crate::parallel::try_in_parallel;
 
 /// The length of the longest rows: no sum of products overflows 32 bits, and no code 16 bits.
 const LENGTH: f64 = 32_000.0;
@@ -85,9 +85,9 @@ impl<'a, T: SimdReal> ProjectedFilter<'a, T> {
         let bytes = rows * (stored_dims * size_of::<f32>() + size_of::<f64>());
         let _of_projections = job.reserve("projections of rows", bytes)?;
         let (mut projected, mut squares) = (vec![0.0; rows * stored_dims], vec![0.0; rows]);
-        let parts = projected.par_chunks_mut(UNCHECKED * stored_dims);
-        let parts = parts.zip(squares.par_chunks_mut(UNCHECKED)).enumerate();
-        parts.try_for_each(|(part, (projected, squares))| {
+        let parts = projected.chunks_mut(UNCHECKED * stored_dims);
+        let parts = parts.zip(squares.chunks_mut(UNCHECKED)).enumerate();
+        try_in_parallel(parts, |(part, (projected, squares))| {
             let first = part * UNCHECKED;
             projection.project(&values, first..first + squares.len(), projected, squares);
             job.check()
@@ -279,8 +279,8 @@ impl<T: SimdReal> Space for ProjectedFilter<'_, T> {
         let mut reserved = job.reserve("reordered rows", bytes)?;
         let mut pairs = vec![DimPair([[0; 2]; LANES]); tiles * width];
         let mut rounded = vec![RowLengths::default(); order.len()];
-        let rows = pairs.par_chunks_mut(width).zip(rounded.par_chunks_mut(LANES));
-        rows.zip(order.par_chunks(LANES)).try_for_each(|((tile, rounded), rows)| {
+        let rows = pairs.chunks_mut(width).zip(rounded.chunks_mut(LANES));
+        try_in_parallel(rows.zip(order.chunks(LANES)), |((tile, rounded), rows)| {
             let (mut scaled, mut numbers) = (vec![0.0; self.values.dim], vec![0; 2 * width]);
             for (lane, (rounded, row)) in rounded.iter_mut().zip(rows).enumerate() {
                 numbers.fill(0);

@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::principal_directions::PrincipalDirections;
 use super::values::Values;
 use crate::device::cpu::plan::{self, DIRECTIONS, DbscanStrategy};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::Result;
 use crate::job::Job;
+use crate::parallel::in_parallel;
 
 /// Rows of a task.
 const TASK: usize = 256;
@@ -99,13 +98,14 @@ impl Projection {
 
     /// The length of the longest row that is not far from all others, and of the longest.
     fn lengths<T: SimdReal>(&self, values: &Values<'_, T>, job: &Job) -> Result<(f64, f64)> {
-        let each = (0..values.rows()).into_par_iter().with_min_len(TASK);
         let square = |row| {
             let centre = self.centre.iter().enumerate();
             let differences = centre.map(|(i, centre)| values.coordinate(row, i) - centre);
             differences.map(|x| x * x).sum::<f64>()
         };
-        let mut squares: Vec<f64> = each.map(square).collect();
+        let of_task =
+            |first: usize| (first..values.rows().min(first + TASK)).map(square).collect::<Vec<_>>();
+        let mut squares = in_parallel((0..values.rows()).step_by(TASK), of_task).concat();
         job.check()?;
         let usual = ((1.0 - FAR_SHARE) * (squares.len() - 1) as f64) as usize;
         let (_, usual, longer) = squares.select_nth_unstable_by(usual, f64::total_cmp);

@@ -1,7 +1,5 @@
 //! Rows of numbers in tiles.
 
-use rayon::prelude::*;
-
 use super::box_pruning::BoxPruning;
 use super::space::Space;
 use super::tile_kernel::{BoxTileKernel, CertainBounds, RowTileKernel};
@@ -14,6 +12,7 @@ use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::metric::Direction;
+use crate::parallel::try_in_parallel;
 
 /// Rows of numbers.
 pub(super) struct RealSpace<'a, T> {
@@ -107,7 +106,7 @@ impl<T: SimdReal> Space for RealSpace<'_, T> {
             }
             job.check()
         };
-        tiled.par_chunks_mut(size).zip(order.par_chunks(LANES)).try_for_each(fill)?;
+        try_in_parallel(tiled.chunks_mut(size).zip(order.chunks(LANES)), fill)?;
         if self.values.are_directions() {
             inverses.reserve_exact(tiles * LANES);
             inverses.extend(order.iter().map(|row| self.values.inverse(*row as usize)));

@@ -1,12 +1,14 @@
 //! The values of rows of numbers: as points, or by their directions.
 
-use rayon::prelude::*;
-
 use crate::device::contract::Within;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::metric::{Direction, Sum};
+use crate::parallel::in_parallel;
+
+/// Rows of a task.
+const TASK: usize = 4096;
 
 /// Rows of numbers, as they were read.
 pub(super) struct Values<'a, T> {
@@ -24,7 +26,12 @@ impl<'a, T: Real> Values<'a, T> {
         let bytes = if is_direction { values.len() / dim * size_of::<Direction>() } else { 0 };
         let _reserved = job.reserve("directions of rows", bytes)?;
         let directions = if is_direction {
-            values.par_chunks_exact(dim).map(|row| within.direction(row)).collect()
+            let some =
+                |rows: &[T]| rows.chunks_exact(dim).map(|row| within.direction(row)).collect();
+            in_parallel(values.chunks(TASK * dim), some)
+                .into_iter()
+                .flat_map(|some: Vec<_>| some)
+                .collect()
         } else {
             Vec::new()
         };

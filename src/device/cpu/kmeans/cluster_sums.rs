@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use crate::device::ClusterSums;
 use crate::device::contract::Moved;
 use crate::device::cpu::CpuDevice;
@@ -12,6 +10,7 @@ use crate::device::cpu::simd::ordered_sums::prefetch;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::parallel::{in_parallel, threads, try_in_parallel};
 use crate::rows::Rows;
 
 /// With fewer moved rows than this, threads do not pay.
@@ -96,22 +95,20 @@ fn move_reals<T: SimdReal>(
     if count < FEW_MOVED {
         return part(sums, 0..count);
     }
-    let each = count.div_ceil(rayon::current_num_threads());
-    let starts: Vec<_> = (0..count).step_by(each).collect();
-    let parts = starts.into_par_iter().map(|start| {
+    let each = count.div_ceil(threads());
+    let parts = try_in_parallel((0..count).step_by(each), |start| {
         let mut of_part = sums.cleared();
         part(&mut of_part, start..count.min(start + each))?;
-        Ok(of_part)
-    });
-    let parts: Vec<_> = parts.collect::<Result<_>>()?;
+        Ok::<_, Error>(of_part)
+    })?;
     parts.iter().for_each(|part| sums.absorb(part));
     Ok(())
 }
 
 /// The rows whose labels differ, ascending, with the old ones.
 pub(in crate::device) fn moved_rows(old: &[u32], new: &[u32]) -> Vec<Moved> {
-    let parts = old.par_chunks(COMPARED).zip(new.par_chunks(COMPARED)).enumerate();
-    let parts = parts.map(|(part, (old, new))| {
+    let parts = old.chunks(COMPARED).zip(new.chunks(COMPARED)).enumerate();
+    let parts = in_parallel(parts, |(part, (old, new)): (usize, (&[u32], &[u32]))| {
         let mut moved = Vec::new();
         let some = old.chunks(SIDE_BY_SIDE).zip(new.chunks(SIDE_BY_SIDE)).enumerate();
         // Most are equal.
@@ -124,5 +121,5 @@ pub(in crate::device) fn moved_rows(old: &[u32], new: &[u32]) -> Vec<Moved> {
         }
         moved
     });
-    parts.collect::<Vec<_>>().concat()
+    parts.concat()
 }

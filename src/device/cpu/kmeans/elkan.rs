@@ -10,8 +10,6 @@
 //!
 //! Labels and distances are those of the definition: bounds only decide which pairs are computed.
 
-use rayon::prelude::*;
-
 use super::drake::{MOST_DIM, distances};
 use super::quantized_centroids::{Measure, QuantizedCentroids};
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
@@ -23,6 +21,7 @@ use crate::device::cpu::{exact, plan};
 use crate::error::{Result, within_memory};
 use crate::job::{Job, Reserved};
 use crate::metric::{Metric, Sum};
+use crate::parallel::{in_parallel, try_in_parallel_with};
 use crate::rows::Rows;
 
 /// The most rows of a task, the bytes of their bounds (a part of an L1 cache, as most bounds are read twice), and the
@@ -166,10 +165,11 @@ impl<T: SimdReal> Elkan<T> {
         if self.moved.iter().all(|all| *all <= MOST_MOVED) {
             return;
         }
-        let rows = self.least.par_chunks_exact_mut(self.stride).with_min_len(BLOCK);
-        rows.for_each(|least| {
-            let bounds = least.iter_mut().zip(&self.moved).filter(|(least, _)| **least != NEVER);
-            bounds.for_each(|(least, moved)| *least = least.saturating_sub(*moved));
+        in_parallel(self.least.chunks_mut(self.stride * BLOCK), |rows: &mut [u16]| {
+            for row in rows.chunks_exact_mut(self.stride) {
+                let bounds = row.iter_mut().zip(&self.moved).filter(|(least, _)| **least != NEVER);
+                bounds.for_each(|(least, moved)| *least = least.saturating_sub(*moved));
+            }
         });
         self.moved.fill(0);
     }
@@ -396,9 +396,8 @@ impl<T: SimdReal> Assigner for Elkan<T> {
         let (mut upper, mut least) =
             (std::mem::take(&mut self.upper), std::mem::take(&mut self.least));
         let of_block = (BLOCK_BYTES / size_of::<u16>() / self.stride).clamp(LEAST_BLOCK, BLOCK);
-        let bounds =
-            upper.par_chunks_mut(of_block).zip(least.par_chunks_mut(of_block * self.stride));
-        let blocks = labels.par_chunks_mut(of_block).zip(bounds).enumerate();
+        let bounds = upper.chunks_mut(of_block).zip(least.chunks_mut(of_block * self.stride));
+        let blocks = labels.chunks_mut(of_block).zip(bounds).enumerate();
         type Parts<'a> = (&'a mut [u32], (&'a mut [f32], &'a mut [u16]));
         let assign = |scratch: &mut ElkanScratch, (block, (labels, bounds)): (usize, Parts<'_>)| {
             job.check()?;
@@ -412,7 +411,7 @@ impl<T: SimdReal> Assigner for Elkan<T> {
             let moved: Vec<Moved> = moved.map(|(row, (before, _))| (row, before)).collect();
             Ok(((work, with_others), moved))
         };
-        let done: Result<Vec<_>> = blocks.map_init(ElkanScratch::default, assign).collect();
+        let done = try_in_parallel_with(blocks, ElkanScratch::default, assign);
         (self.upper, self.least) = (upper, least);
         let (done, moved): (Vec<(Work, usize)>, Vec<_>) = done?.into_iter().unzip();
         let sum = |of: fn(&Work) -> u64| done.iter().map(|(work, _)| of(work)).sum::<u64>();
@@ -435,11 +434,17 @@ impl<T: SimdReal> Assigner for Elkan<T> {
     fn undecided(&self, centroids: &Rows, _: &[u32]) -> Option<Vec<u32>> {
         let values = centroids.reals::<T>().filter(|_| !self.is_given_up)?;
         let centroids = self.measure.centroids(values, (), &[]);
-        let bounds = self.upper.par_iter().zip(self.least.par_chunks_exact(self.stride));
-        let near = bounds.enumerate().with_min_len(BLOCK).filter(|(_, (upper, least))| {
-            self.measure.level.least(self.bounds(least)) <= whole(centroids.bound(**upper))
+        let is_near = |upper: f32, least: &[u16]| {
+            self.measure.level.least(self.bounds(least)) <= whole(centroids.bound(upper))
+        };
+        let blocks = self.upper.chunks(BLOCK).zip(self.least.chunks(self.stride * BLOCK));
+        let near = in_parallel(blocks.enumerate(), |(block, (upper, least)): (_, (&[f32], _))| {
+            let rows =
+                (block * BLOCK..).zip(upper.iter().zip(<[_]>::chunks_exact(least, self.stride)));
+            let near = rows.filter(|(_, (upper, least))| is_near(**upper, least));
+            near.map(|(row, _)| row as u32).collect::<Vec<_>>()
         });
-        Some(near.map(|(row, _)| row as u32).collect())
+        Some(near.concat())
     }
 }
 

@@ -7,8 +7,6 @@
 use std::cmp::Ordering;
 use std::marker::PhantomData;
 
-use rayon::prelude::*;
-
 use super::drake::distances;
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
 use crate::device::cpu::plan::{self, AssignmentShape};
@@ -20,12 +18,13 @@ use crate::device::cpu::simd::panels::{
 };
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::simd::soa::SoaRows;
-use crate::device::cpu::simd::squares::square;
+use crate::device::cpu::simd::squares::{longest_square, square};
 use crate::device::sums::ROUND_TO_INTEGER_F64;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::memory::{Aligned, zeros};
 use crate::metric::{Metric, Sum};
+use crate::parallel::try_in_parallel;
 use crate::random::Random;
 use crate::rows::Rows;
 
@@ -141,15 +140,14 @@ impl<T: SimdReal> PanelCodes<T> {
             return Ok(None);
         }
         let mut groups = Aligned::zeros(count);
-        let blocks = groups.par_chunks_mut(BLOCK / ROWS * of_panel);
-        let filled = blocks.zip(values.par_chunks(BLOCK * dim)).map(|(groups, values)| {
+        let blocks = groups.chunks_mut(BLOCK / ROWS * of_panel).zip(values.chunks(BLOCK * dim));
+        let filled: Vec<BlockStats> = try_in_parallel(blocks, |(groups, values)| {
             job.check()?;
             Ok(level.dispatch(
                 #[inline(always)]
                 || fill(groups, values, &quantizer),
             ))
-        });
-        let filled: Vec<BlockStats> = filled.collect::<Result<_>>()?;
+        })?;
         let residual = quantizer.usual_residual(1.0);
         let radius =
             filled.iter().map(|filled| filled.longest).fold(0.0, f64::max).sqrt() + residual;
@@ -162,10 +160,7 @@ impl<T: SimdReal> PanelCodes<T> {
         let of_type = PhantomData;
         let longest = match metric.sum() {
             Sum::Squares => 0.0,
-            _ => {
-                let squares = values.par_chunks_exact(dim).map(|row| square(level, row));
-                squares.reduce(|| 0.0, f64::max)
-            }
+            _ => longest_square(level, values, dim),
         };
         job.check()?;
         let _reserved = reserved;
@@ -401,17 +396,16 @@ impl<T: SimdReal> Exhaustive<T> {
             *labels = zeros(self.rows.len());
         }
         let of_block = codes.groups.len() / self.rows.len().div_ceil(ROWS) * (BLOCK / ROWS);
-        let blocks = labels.par_chunks_mut(BLOCK).zip(codes.groups.par_chunks(of_block));
+        let blocks = labels.chunks_mut(BLOCK).zip(codes.groups.chunks(of_block));
         let blocks = blocks.zip(&codes.beyond).enumerate();
         let values = self.rows.reals::<T>().unwrap_or_default();
-        let blocks = blocks.zip(values.par_chunks(BLOCK * codes.quantizer.centre.len()));
-        let compared = blocks.map(|((i, ((labels, groups), beyond)), values)| {
+        let blocks = blocks.zip(values.chunks(BLOCK * codes.quantizer.centre.len()));
+        let compared = try_in_parallel(blocks, |((i, ((labels, groups), beyond)), values)| {
             job.check()?;
             let mut block = ExhaustiveBlock { first: i * BLOCK, groups, beyond, labels };
             let (moved, undecided) = block.compare(&centroids, values, metric, level);
             Ok((if has_labels { moved } else { Vec::new() }, undecided))
         });
-        let compared: Result<Vec<_>> = compared.collect();
         let (moved, undecided): (Vec<_>, Vec<_>) = compared?.into_iter().unzip();
         Ok(Some((moved.concat(), undecided.concat())))
     }

@@ -9,7 +9,6 @@
 //! closes.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::drake::{distances, up};
 use crate::device::contract::{Assigned, Assigner, Distances, Moved, Work};
@@ -17,10 +16,11 @@ use crate::device::cpu::quantize::base::RoundingError;
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::simd::soa::{SIDE_BY_SIDE, SoaColumn, fold_squares};
-use crate::device::cpu::simd::squares::{square, square_between};
+use crate::device::cpu::simd::squares::{longest_square, square, square_between};
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::metric::Metric;
+use crate::parallel::try_in_parallel_with;
 use crate::rows::Rows;
 
 /// Rows of a task.
@@ -64,9 +64,7 @@ impl<T: SimdReal> Hamerly<T> {
         let Some(reserved) = job.try_reserve(rows.len() * size_of::<f32>()) else {
             return Ok(None);
         };
-        let longest =
-            |rows: &[T]| rows.chunks_exact(dim).map(|row| square(level, row)).fold(0.0, f64::max);
-        let longest = values.par_chunks(BLOCK * dim).map(longest).reduce(|| 0.0, f64::max).sqrt();
+        let longest = longest_square(level, values, dim).sqrt();
         job.check()?;
         Ok(Some(Self {
             rows: rows.clone(),
@@ -321,29 +319,29 @@ impl<T: SimdReal> Assigner for Hamerly<T> {
             *labels = vec![0; rows.len()];
         }
         let mut closed_at = std::mem::take(&mut self.closed_at);
-        let parts = labels.par_chunks_mut(BLOCK).zip(closed_at.par_chunks_mut(BLOCK));
-        let parts = parts.zip(values.par_chunks(BLOCK * dim)).enumerate();
+        let parts = labels.chunks_mut(BLOCK).zip(closed_at.chunks_mut(BLOCK));
+        let parts = parts.zip(values.chunks(BLOCK * dim)).enumerate();
         let scratch = || HamerlyScratch {
             uncertain: Vec::new(),
             columns: vec![SoaColumn([T::ZERO; SIDE_BY_SIDE]); dim],
         };
-        let compared = parts.map_init(scratch, |scratch, (i, ((labels, closed_at), values))| {
-            job.check()?;
-            let block = &mut HamerlyBlock { values, first: i * BLOCK, labels, closed_at };
-            let (hamerly, centroids, mut moved) = (&*self, of, Vec::new());
-            let compare = Compare {
-                hamerly,
-                centroids,
-                has_labels,
-                is_known,
-                block,
-                scratch,
-                moved: &mut moved,
-            };
-            self.level.dispatch(compare);
-            Ok((scratch.uncertain.len() as u64, moved))
-        });
-        let compared: Result<Vec<_>> = compared.collect();
+        let compared =
+            try_in_parallel_with(parts, scratch, |scratch, (i, ((labels, closed_at), values))| {
+                job.check()?;
+                let block = &mut HamerlyBlock { values, first: i * BLOCK, labels, closed_at };
+                let (hamerly, centroids, mut moved) = (&*self, of, Vec::new());
+                let compare = Compare {
+                    hamerly,
+                    centroids,
+                    has_labels,
+                    is_known,
+                    block,
+                    scratch,
+                    moved: &mut moved,
+                };
+                self.level.dispatch(compare);
+                Ok((scratch.uncertain.len() as u64, moved))
+            });
         self.closed_at = closed_at;
         let (compared, moved): (Vec<u64>, Vec<_>) = compared?.into_iter().unzip();
         let pairs = compared.iter().sum::<u64>() * centroids.len() as u64;

@@ -3,15 +3,13 @@
 //! Distances here are Euclidean, in steps of the rows' quantisation. They bound the costs of products, too:
 //! `‖q − x‖² = ‖q‖² + ‖x‖² − 2 q·x`.
 
-use rayon::prelude::*;
-
 use super::drake::bound_list::{down, up};
 use crate::device::cpu::quantize::base::{QuantizedBase, RoundingError};
 use crate::device::cpu::quantize::quantizer::{ONE_OUTLIER_IN, Quantizer};
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::Width;
 use crate::device::cpu::simd::simd_real::SimdReal;
-use crate::device::cpu::simd::squares::{square, square_between};
+use crate::device::cpu::simd::squares::{longest_square, square, square_between};
 use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
@@ -97,8 +95,7 @@ impl Measure {
     ) -> Result<Option<Self>> {
         job.check()?;
         let (dim, level) = (quantizer.centre.len(), quantizer.level);
-        let squares = values.par_chunks_exact(dim).map(|row| square(level, row));
-        let longest = squares.reduce(|| 0.0, f64::max);
+        let longest = longest_square(level, values, dim);
         job.check()?;
         Ok(quantizer.is_usual().then_some(Self { metric, level, quantizer, longest }))
     }
@@ -213,7 +210,7 @@ fn is_fine<T: Real>(values: &[T], whole: &Quantizer) -> bool {
         let differences = row.iter().zip(centre).map(|(x, c)| x.to_f64() - c);
         differences.map(|x| x * x).sum::<f64>()
     };
-    let rows = values.par_chunks_exact(centre.len());
+    let rows = values.chunks_exact(centre.len());
     let count = rows.len() as f64;
     // The squared rounding error of a uniform number is 1/12 on average.
     let rounded = centre.len() as f64 / 12.0;

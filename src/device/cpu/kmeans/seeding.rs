@@ -4,8 +4,6 @@
 //! A candidate lowers the costs of few rows. Integer lower bounds on distances rule out nearly all other pairs (see
 //! [`CostFilter`]); only the remaining pairs are computed.
 
-use rayon::prelude::*;
-
 use crate::device::contract::KMeansInput;
 use crate::device::cpu::plan;
 use crate::device::cpu::quantize::cost_filter::{
@@ -20,6 +18,7 @@ use crate::error::{Error, Result, within_memory};
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::metric::Metric;
+use crate::parallel::{in_parallel, try_in_parallel, try_in_parallel_with};
 use crate::random::Random;
 use crate::rows::Rows;
 
@@ -174,7 +173,11 @@ impl<T: SimdReal> CandidateSearch<T> {
                     let row = |row: usize| filter.start(row, cost(row));
                     InitialSums(std::array::from_fn(|lane| row(panel * ROWS + lane)))
                 };
-                (0..filter.starts().len()).into_par_iter().map(start).collect()
+                let panels = filter.starts().len();
+                let of_block = |first: usize| {
+                    (first..panels.min(first + PANELS)).map(start).collect::<Vec<_>>()
+                };
+                in_parallel((0..panels).step_by(PANELS), of_block).into_iter().flatten().collect()
             }
             Self::EachPair(_) => Vec::new(),
         }
@@ -192,8 +195,8 @@ impl<T: SimdReal> EachPair<T> {
         let dim = self.rows.matrix().dim();
         let room = self.rows.len().next_multiple_of(BLOCK) * dim * size_of::<T>();
         self.transposed = job.try_reserve(room).map(|reserved| {
-            let blocks = values.par_chunks(BLOCK * dim);
-            (blocks.map(|block| SoaRows::new(block, dim)).collect(), reserved)
+            let blocks = values.chunks(BLOCK * dim);
+            (in_parallel(blocks, |block: &[T]| SoaRows::new(block, dim)), reserved)
         });
         Ok(self)
     }
@@ -316,12 +319,11 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         let filter = match &self.search {
             CandidateSearch::ByBounds(filter) => filter,
             CandidateSearch::EachPair(pairs) => {
-                let blocks = self.costs.par_chunks(BLOCK).enumerate();
-                let gains = blocks.map(|(block, costs)| {
+                let blocks = self.costs.chunks(BLOCK).enumerate();
+                let gains = try_in_parallel(blocks, |(block, costs)| {
                     job.check()?;
-                    Ok(pairs.gains(&self.shares, block, costs, drawn))
-                });
-                let gains = gains.collect::<Result<Vec<_>>>()?;
+                    Ok::<_, Error>(pairs.gains(&self.shares, block, costs, drawn))
+                })?;
                 let all: Vec<u128> = (0..drawn.len())
                     .map(|i| gains.iter().map(|block| u128::from(block[i])).sum())
                     .collect();
@@ -347,9 +349,8 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
             });
             Ok((gains, fits.then_some(hits)))
         };
-        let blocks = self.costs.par_chunks(BLOCK).enumerate();
-        let per_block =
-            blocks.map_init(FilterScratch::default, in_block).collect::<Result<Vec<_>>>()?;
+        let blocks = self.costs.chunks(BLOCK).enumerate();
+        let per_block = try_in_parallel_with(blocks, FilterScratch::default, in_block)?;
         let (gains, hits): (Vec<Vec<[u64; 2]>>, Vec<_>) = per_block.into_iter().unzip();
         let sum = |i: usize, of: usize| gains.iter().map(|block| u128::from(block[i][of])).sum();
         let [least, most]: [Vec<u128>; 2] =
@@ -386,9 +387,8 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
                 }
                 Ok(gains)
             };
-        let blocks = self.costs.par_chunks(BLOCK).zip(hits).enumerate();
-        let gains =
-            blocks.map_init(FilterScratch::default, in_block).collect::<Result<Vec<_>>>()?;
+        let blocks = self.costs.chunks(BLOCK).zip(hits).enumerate();
+        let gains = try_in_parallel_with(blocks, FilterScratch::default, in_block)?;
         let sum = |i: usize| gains.iter().map(|block| u128::from(block[i])).sum();
         Ok((0..vectors.len()).map(sum).collect())
     }
@@ -399,8 +399,8 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
         let mut totals = std::mem::take(&mut shares.totals);
         match search {
             CandidateSearch::EachPair(pairs) => {
-                let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK)).enumerate();
-                blocks.try_for_each(|(block, (total, costs))| {
+                let blocks = totals.iter_mut().zip(costs.chunks_mut(BLOCK)).enumerate();
+                try_in_parallel(blocks, |(block, (total, costs))| {
                     job.check()?;
                     *total = pairs.lower(shares, block, costs, chosen);
                     Ok::<_, Error>(())
@@ -410,8 +410,8 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
                 let BestCandidate { position, mut hits } = best;
                 hits.resize_with(totals.len(), || None);
                 let alone = filter.vectors(&[chosen]);
-                let blocks = totals.par_iter_mut().zip(costs.par_chunks_mut(BLOCK));
-                let blocks = blocks.zip(starts.par_chunks_mut(PANELS)).zip(hits).enumerate();
+                let blocks = totals.iter_mut().zip(costs.chunks_mut(BLOCK));
+                let blocks = blocks.zip(starts.chunks_mut(PANELS)).zip(hits).enumerate();
                 let lower =
                     |scratch: &mut FilterScratch, (block, (((total, costs), starts), hits))| {
                         job.check()?;
@@ -437,7 +437,7 @@ impl<'a, T: SimdReal> PlusPlus<'a, T> {
                         }
                         Ok::<_, Error>(())
                     };
-                blocks.try_for_each_init(FilterScratch::default, lower)?;
+                try_in_parallel_with(blocks, FilterScratch::default, lower)?;
             }
         }
         shares.totals = totals;

@@ -9,8 +9,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::base::{CodeForm, LayoutSpec, QuantizedBase, RoundingError, Sampled};
 use super::prefilter::{BasePanels, PrefilterQuantizer, QueryCodes};
 use super::query_bound::Bound;
@@ -23,6 +21,7 @@ use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::metric::{Metric, Sum};
+use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
 /// Panels of a block of rows.
@@ -397,8 +396,8 @@ fn squares<T: SimdReal>(values: &[T], dim: usize) -> [f64; 2] {
     let both = |[least, most]: [f64; 2], [a, b]: [f64; 2]| [least.min(a), most.max(b)];
     let none = [f64::INFINITY, 0.0];
     let of_block = |rows: &[T]| rows.chunks_exact(dim).map(|row| [square(row); 2]).fold(none, both);
-    let blocks = values.par_chunks(BLOCK_ROWS * dim).map(of_block);
-    let [least, most] = blocks.reduce(|| none, both);
+    let blocks = in_parallel(values.chunks(BLOCK_ROWS * dim), of_block);
+    let [least, most] = blocks.into_iter().fold(none, both);
     [least * (1.0 - 1e-9), most * (1.0 + 1e-9)]
 }
 

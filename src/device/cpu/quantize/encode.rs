@@ -1,7 +1,5 @@
 //! The quantisation of base rows, panel by panel.
 
-use rayon::prelude::*;
-
 use super::base::QuantizedBase;
 use super::prefilter::{Longest, Prefilter, PrefilterQuantizer};
 use super::quantizer::{Quantizer, TOGETHER};
@@ -13,6 +11,7 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Sum;
+use crate::parallel::try_in_parallel;
 
 /// Panels that a thread fills together.
 const PANELS_TOGETHER: usize = TOGETHER / ROWS;
@@ -153,16 +152,14 @@ impl QuantizedBase {
             });
             EncodedPanels { quantizer, has_squares, groups, starts, prefilter, decided, odd_norm }
         });
-        let panels: Vec<_> = panels.collect();
-        let parts = panels.into_par_iter().enumerate().map(|(part, panels)| {
+        let parts = try_in_parallel(panels.enumerate(), |(part, panels)| {
             job.check()?;
             let first = part * PANELS_TOGETHER * ROWS;
             Ok(level.dispatch(
                 #[inline(always)]
                 || panels.fill(values, places, first),
             ))
-        });
-        let parts: Vec<_> = parts.collect::<Result<_>>()?;
+        })?;
         for (part, filled) in parts.into_iter().enumerate() {
             let EncodeStats { outliers, is_rounded, residual, length, longest } = filled;
             let first = part * PANELS_TOGETHER * ROWS;

@@ -1,13 +1,12 @@
 //! Quantised rows that are queries of many bases, all encoded by the same quantiser.
 
-use rayon::prelude::*;
-
 use super::base::{QuantizedBase, RoundingError};
 use super::quantizer::{Quantizer, TOGETHER};
 use super::query_bound::{Bound, QuantizedQuery};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
+use crate::parallel::try_in_parallel;
 
 /// Quantised rows as queries, which are compared by squares.
 pub(in crate::device::cpu) struct QuantizedRows {
@@ -43,8 +42,9 @@ impl QuantizedRows {
         let reserved = job.reserve("quantised rows", bytes)?;
         let mut words = vec![0; count * length];
         let mut rows = vec![QuantizedRow::default(); count];
-        let parts = words.par_chunks_mut(TOGETHER * length).zip(rows.par_chunks_mut(TOGETHER));
-        parts.zip(values.par_chunks(TOGETHER * dim)).try_for_each(|((words, rows), values)| {
+        let parts = words.chunks_mut(TOGETHER * length).zip(rows.chunks_mut(TOGETHER));
+        let parts = parts.zip(values.chunks(TOGETHER * dim));
+        try_in_parallel(parts, |((words, rows), values)| {
             job.check()?;
             let mut numbers = Vec::with_capacity(dim);
             let each = rows.iter_mut().zip(words.chunks_exact_mut(length));

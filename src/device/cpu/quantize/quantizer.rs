@@ -1,7 +1,5 @@
 //! The quantiser of rows: integer codes, from a centre and a step.
 
-use rayon::prelude::*;
-
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::Width;
 use crate::device::sums::ROUND_TO_INTEGER_F64;
@@ -9,6 +7,7 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Sum;
+use crate::parallel::{in_parallel, try_in_parallel};
 
 /// The largest 8-bit code; the smallest is −LARGEST − 1.
 const LARGEST: f64 = 127.0;
@@ -115,14 +114,14 @@ impl Quantizer {
             );
             Ok(mean)
         };
-        let means: Vec<_> = values.par_chunks(TOGETHER * dim).map(mean).collect::<Result<_>>()?;
+        let means = try_in_parallel(values.chunks(TOGETHER * dim), mean)?;
         let mut centre = vec![0.0; dim];
         for mean in means {
             centre.iter_mut().zip(mean).for_each(|(c, x)| *c += x);
         }
         let mut radii = vec![0.0; rows];
-        let parts = radii.par_chunks_mut(TOGETHER).zip(values.par_chunks(TOGETHER * dim));
-        parts.for_each(|(radii, values)| {
+        let parts = radii.chunks_mut(TOGETHER).zip(values.chunks(TOGETHER * dim));
+        in_parallel(parts, |(radii, values): (&mut [f64], &[T])| {
             level.dispatch(
                 #[inline(always)]
                 || {
@@ -391,8 +390,7 @@ fn integral_centre<T: Real>(
     // Most data are not integers, which the first few rows show.
     let (first, others) = values.split_at(values.len().min(TOGETHER * dim));
     let Some(mut ranges) = ranges_of(first)? else { return Ok(None) };
-    let others: Vec<_> = others.par_chunks(TOGETHER * dim).map(ranges_of).collect::<Result<_>>()?;
-    for part in others {
+    for part in try_in_parallel(others.chunks(TOGETHER * dim), ranges_of)? {
         let Some(part) = part else { return Ok(None) };
         for (range, other) in ranges.iter_mut().zip(part) {
             *range = (range.0.min(other.0), range.1.max(other.1));

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::quantizer::{CodeLengths, Quantizer, TOGETHER};
 use crate::device::cpu::simd::bounds::lower;
@@ -13,6 +12,7 @@ use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::memory::Aligned;
+use crate::parallel::try_in_parallel;
 
 /// Rows encoded to 16 bits by one quantiser.
 pub(in crate::device::cpu) struct RowCodes {
@@ -61,8 +61,9 @@ impl RowCodes {
         let reserved = job.reserve("quantised rows", bytes)?;
         let mut lines = Aligned::<CacheLine>::zeros(count * per_row);
         let mut rows = vec![RowNorms::default(); count];
-        let parts = lines.par_chunks_mut(TOGETHER * per_row).zip(rows.par_chunks_mut(TOGETHER));
-        parts.zip(values.par_chunks(TOGETHER * dim)).try_for_each(|((lines, rows), values)| {
+        let parts = lines.chunks_mut(TOGETHER * per_row).zip(rows.chunks_mut(TOGETHER));
+        let parts = parts.zip(values.chunks(TOGETHER * dim));
+        try_in_parallel(parts, |((lines, rows), values)| {
             job.check()?;
             let mut numbers = Vec::with_capacity(dim);
             let each = rows.iter_mut().zip(lines.chunks_exact_mut(per_row));

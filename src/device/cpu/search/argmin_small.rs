@@ -1,7 +1,6 @@
 //! The nearest of few base rows in few dimensions, by comparing every pair.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use crate::device::contract::{Distances, Neighbors, Pairing, QueryRows, Work};
 use crate::device::cpu::simd::level::Level;
@@ -10,6 +9,7 @@ use crate::device::cpu::simd::soa::{SIDE_BY_SIDE, SoaRows, fold_squares};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::metric::Metric;
+use crate::parallel::try_in_parallel;
 use crate::rows::Rows;
 
 /// `(dim, rows)` up to which comparing every pair is the fastest search for the nearest base row.
@@ -58,16 +58,14 @@ fn nearest_reals<T: SimdReal>(
     let (mut rows, mut distances) = (vec![0; count], vec![T::ZERO; count]);
     let task = (TASK_BYTES / (dim * size_of::<T>())).clamp(SIDE_BY_SIDE, TASK_QUERIES);
     let task = task.next_multiple_of(SIDE_BY_SIDE);
-    queries
-        .par_chunks(task * dim)
-        .zip(rows.par_chunks_mut(task).zip(distances.par_chunks_mut(task)))
-        .try_for_each(|(queries, (rows, distances))| {
-            job.check()?;
-            let queries = SoaRows::new(queries, dim);
-            level.dispatch(ArgminSmall { queries: &queries, base, rows, distances });
-            rows.iter_mut().for_each(|row| *row += first_base);
-            Ok::<_, Error>(())
-        })?;
+    let into = rows.chunks_mut(task).zip(distances.chunks_mut(task));
+    try_in_parallel(queries.chunks(task * dim).zip(into), |(queries, (rows, distances))| {
+        job.check()?;
+        let queries = SoaRows::new(queries, dim);
+        level.dispatch(ArgminSmall { queries: &queries, base, rows, distances });
+        rows.iter_mut().for_each(|row| *row += first_base);
+        Ok::<_, Error>(())
+    })?;
     let pairs = count as u64 * (base.len() / dim) as u64;
     let work = Work { pairs, ..Work::default() };
     Ok(Neighbors::new(1, rows, Distances::of(distances), work))

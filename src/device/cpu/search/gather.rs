@@ -1,7 +1,6 @@
 //! Exact distances of chosen pairs, from rows in their original layout.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use crate::device::contract::{Candidates, Distances};
 use crate::device::cpu::exact;
@@ -11,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Metric;
+use crate::parallel::try_in_parallel;
 use crate::rows::Rows;
 
 /// Pairs of a task, and those of sets, which may be large.
@@ -105,7 +105,7 @@ fn each<T: Real>(
     job: &Job,
 ) -> Result<Vec<T>> {
     let mut gathered = vec![T::ZERO; candidates.len()];
-    gathered.par_chunks_mut(together).enumerate().try_for_each(|(task, part)| {
+    try_in_parallel(gathered.chunks_mut(together).enumerate(), |(task, part): (_, &mut [T])| {
         job.check()?;
         let pairs = candidates.pairs_from(task * together).take(part.len());
         let pairs: Vec<_> = pairs.map(|(query, row)| (query as u32, row)).collect();

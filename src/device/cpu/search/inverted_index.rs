@@ -6,15 +6,13 @@
 //! Once this lower bound exceeds an upper bound on the k-th nearest distance, such rows are pruned,
 //! and only the counted rows that may still be among the k nearest are compared.
 
-use rayon::current_num_threads;
-use rayon::prelude::*;
-
 use super::sink::{Neighbor, Sink, TopK};
 use super::traversal::Call;
 use crate::device::contract::{QueryRows, Work};
 use crate::error::{Error, Result};
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
+use crate::parallel::{threads, try_in_parallel, try_in_parallel_with};
 use crate::random::mix;
 use crate::rows::Rows;
 use crate::sets::{Sets, jaccard};
@@ -125,10 +123,7 @@ impl InvertedIndex {
                 pairs[section_of(*token)].push((*token, row as u32));
             }
         }
-        let sorted: Vec<TokenSection> = pairs
-            .into_par_iter()
-            .map(|pairs| TokenSection::new(pairs, job))
-            .collect::<Result<_>>()?;
+        let sorted = try_in_parallel(pairs, |pairs| TokenSection::new(pairs, job))?;
         drop(of_pairs);
         let distinct = sorted.iter().map(|section| section.tokens.len()).sum::<usize>();
         let bytes = distinct * PER_TOKEN + (all + rows.len()) * size_of::<u32>();
@@ -154,23 +149,21 @@ impl InvertedIndex {
 
     /// See [`SearchDevice::top_k`](crate::device::SearchDevice::top_k).
     pub fn top_k(&self, queries: &Rows, call: &Call<'_>, lists: &mut [TopK<f32>]) -> Result<Work> {
-        let (rows, threads) = (self.rows.len(), current_num_threads());
+        let (rows, threads) = (self.rows.len(), threads());
         let task = TASK.min(queries.len().div_ceil(4 * threads)).max(1);
         let together = threads.min(queries.len().div_ceil(task));
         let bytes = rows * (2 * size_of::<u32>() + size_of::<f32>());
         let _reserved = call.job.reserve("counts of common tokens", together * bytes)?;
         let none = || OverlapCounts::new(rows);
-        lists.par_chunks_mut(task).enumerate().try_for_each_init(
-            none,
-            |counts, (chunk, lists)| {
-                for (query, list) in (chunk * task..).zip(lists) {
-                    call.job.check()?;
-                    let query = self.query(queries, query, call);
-                    self.search(&query, counts, list, call.job)?;
-                }
-                Ok::<_, Error>(())
-            },
-        )?;
+        let tasks = lists.chunks_mut(task).enumerate();
+        try_in_parallel_with(tasks, none, |counts, (chunk, lists)| {
+            for (query, list) in (chunk * task..).zip(lists) {
+                call.job.check()?;
+                let query = self.query(queries, query, call);
+                self.search(&query, counts, list, call.job)?;
+            }
+            Ok::<_, Error>(())
+        })?;
         let pairs = queries.len() as u64 * rows as u64;
         Ok(Work { pairs, ..Work::default() })
     }

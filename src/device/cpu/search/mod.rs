@@ -40,6 +40,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::matrix::ElementKind;
 use crate::metric::Metric;
+use crate::parallel::{in_parallel, threads, try_in_parallel};
 use crate::rows::Rows;
 
 /// The most queries with top-k lists in memory at once, the least for each thread, and the most neighbours in these
@@ -94,7 +95,7 @@ impl SearchDevice for CpuDevice {
     fn capacity(&self, shape: &Shape) -> Capacity {
         // The nearest of few rows in few dimensions is found without lists.
         let needs_lists = shape.k > 1 || !argmin_small::is_small(shape.dim, shape.base);
-        let least = LEAST_QUERIES * rayon::current_num_threads();
+        let least = LEAST_QUERIES * threads();
         let queries = match needs_lists {
             true => (BLOCK_NEIGHBORS / shape.k.max(1)).max(least).min(BLOCK_QUERIES.max(least)),
             false => usize::MAX,
@@ -241,13 +242,12 @@ fn tighten<T: SimdReal>(
     &Call { metric, level, pairing, .. }: &Call<'_>,
     lists: &mut [TopK<T>],
 ) {
-    use rayon::prelude::*;
     const TOGETHER: usize = 1024;
     let (Some(near), QueryRows::Separate) = (pairing.near, pairing.queries) else { return };
     let (Some(from), Some(to)) = (queries.reals::<T>(), base.reals::<T>()) else { return };
     let dim = queries.matrix().dim();
     let position = |number: u32| number.checked_sub(pairing.first_base).map(|p| p as usize);
-    lists.par_chunks_mut(TOGETHER).enumerate().for_each(|(chunk, lists)| {
+    in_parallel(lists.chunks_mut(TOGETHER).enumerate(), |(chunk, lists): (_, &mut [TopK<T>])| {
         level.dispatch(
             #[inline(always)]
             || {
@@ -275,14 +275,14 @@ fn unzip<T: SimdReal>(
     of_all: Option<usize>,
     job: &Job,
 ) -> Result<(usize, Vec<u32>, Vec<T>)> {
-    use rayon::prelude::*;
     let per_query = of_all.unwrap_or_else(|| lists.first().map_or(0, TopK::count));
     let count = lists.len() * per_query;
     let (mut rows, mut distances) = (vec![NO_ROW; count], vec![T::INFINITY; count]);
     let of_query = per_query.max(1);
     let some = LISTS_TOGETHER * of_query;
-    let into = rows.par_chunks_mut(some).zip(distances.par_chunks_mut(some));
-    lists.par_chunks_mut(LISTS_TOGETHER).zip(into).try_for_each(|(lists, (rows, distances))| {
+    let into = rows.chunks_mut(some).zip(distances.chunks_mut(some));
+    let tasks = lists.chunks_mut(LISTS_TOGETHER).zip(into);
+    try_in_parallel(tasks, |(lists, (rows, distances))| {
         job.check()?;
         let into = rows.chunks_mut(of_query).zip(distances.chunks_mut(of_query));
         for (i, (rows, distances)) in (0..lists.len()).zip(into) {

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::sink::{Neighbor, Sink};
 use crate::device::contract::{Pairing, QueryRows, Work};
 use crate::device::cpu::row_permutation::RowPermutation;
@@ -12,6 +10,7 @@ use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::metric::Metric;
+use crate::parallel::{threads, try_in_parallel};
 use crate::rows::Rows;
 
 /// Queries in a task, at least, if there are as many.
@@ -144,7 +143,7 @@ pub(super) fn run<T: Real, K: Sink<T>>(
     if sinks.is_empty() || blocks == 0 {
         return Ok(Work::default());
     }
-    let least_tasks = TASKS_OF_THREAD * rayon::current_num_threads();
+    let least_tasks = TASKS_OF_THREAD * threads();
     let of_task = sinks.len().div_ceil(least_tasks).clamp(TASK_QUERIES, base.most_queries());
     let tasks = sinks.len().div_ceil(of_task);
     // With few queries, cut the base as well, so that every thread has work.
@@ -171,24 +170,21 @@ pub(super) fn run<T: Real, K: Sink<T>>(
         };
         base.scan(&block, &visit, sinks)
     };
-    let works = sinks.par_chunks_mut(of_task).enumerate().map(|(chunk, sinks)| {
+    let works = try_in_parallel(sinks.chunks_mut(of_task).enumerate(), |(chunk, sinks)| {
         let first = chunk * of_task;
         if parts == 1 {
             return task(first, 0, sinks);
         }
-        let of_parts: Vec<_> = (0..parts)
-            .into_par_iter()
-            .map(|part| {
-                let mut siblings: Vec<_> = sinks.iter().map(Sink::sibling).collect();
-                task(first, part, &mut siblings).map(|work| (siblings, work))
-            })
-            .collect::<Result<_>>()?;
+        let of_parts = try_in_parallel(0..parts, |part| {
+            let mut siblings: Vec<_> = sinks.iter().map(Sink::sibling).collect();
+            task(first, part, &mut siblings).map(|work| (siblings, work))
+        })?;
         absorb_all(sinks, of_parts, job)
-    });
-    works.try_reduce(Work::default, |mut a, b| {
-        a += b;
-        Ok(a)
-    })
+    })?;
+    Ok(works.into_iter().fold(Work::default(), |mut all, work| {
+        all += work;
+        all
+    }))
 }
 
 /// The number of parts of the base: `parts`, halved until there is memory for the lists of all parts at once. A

@@ -2,9 +2,13 @@
 
 use super::level::Level;
 use crate::matrix::Real;
+use crate::parallel::in_parallel;
 
 /// Squares that are added up side by side.
 const SIDE_BY_SIDE: usize = 16;
+
+/// Rows of a task.
+const TASK: usize = 4096;
 
 /// The square of a row's length.
 pub(in crate::device::cpu) fn square<T: Real>(level: Level, row: &[T]) -> f64 {
@@ -19,6 +23,13 @@ pub(in crate::device::cpu) fn square<T: Real>(level: Level, row: &[T]) -> f64 {
             sums.iter().sum()
         },
     )
+}
+
+/// The square of the longest row's length; 0 without rows.
+pub(in crate::device::cpu) fn longest_square<T: Real>(level: Level, rows: &[T], dim: usize) -> f64 {
+    let longest =
+        |rows: &[T]| rows.chunks_exact(dim).map(|row| square(level, row)).fold(0.0, f64::max);
+    in_parallel(rows.chunks(TASK * dim), longest).into_iter().fold(0.0, f64::max)
 }
 
 /// The square of the distance between two rows of one length.

@@ -19,8 +19,6 @@ mod tiles;
 mod weights;
 mod workspace;
 
-use rayon::prelude::*;
-
 use self::kernels::{DbscanKernelSpec, DbscanKernels};
 use self::order::Order;
 use self::structs::{DirectionOnDevice, Weight};
@@ -34,12 +32,16 @@ use crate::device::contract::{Components, DbscanDevice, DbscanInput, DbscanWork,
 use crate::error::Result;
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real};
-use crate::metric::{Metric, Sum};
+use crate::metric::{Direction, Metric, Sum};
+use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
 /// The maximum number of tiles: slots and parts of tiles are 32-bit numbers, and cursors have 26
 /// bits for a tile.
 const MOST_TILES: u32 = 1 << 25;
+
+/// Rows of a task on the host.
+const TASK: usize = 4096;
 
 impl DbscanDevice for CudaDevice {
     fn components(&self, input: &DbscanInput<'_>, job: &Job) -> Result<Components> {
@@ -144,10 +146,12 @@ fn directions(rows: &Rows, within: Within) -> Vec<DirectionOnDevice> {
         return Vec::new();
     }
     fn of<T: Real>(values: &[T], dim: usize, within: Within) -> Vec<DirectionOnDevice> {
-        let of = |row: &[T]| within.direction(row);
-        let rows = values.par_chunks_exact(dim).map(of);
-        rows.map(|of| DirectionOnDevice { unit: of.unit, mean: of.mean, inverse: of.inverse })
-            .collect()
+        let of = |row: &[T]| {
+            let Direction { unit, mean, inverse } = within.direction(row);
+            DirectionOnDevice { unit, mean, inverse }
+        };
+        let some = |rows: &[T]| rows.chunks_exact(dim).map(of).collect::<Vec<_>>();
+        in_parallel(values.chunks(TASK * dim), some).into_iter().flatten().collect()
     }
     let dim = rows.matrix().dim();
     let narrow = rows.reals::<f32>().map(|values| of(values, dim, within));

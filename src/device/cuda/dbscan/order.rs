@@ -1,9 +1,8 @@
 //! The spatial order of rows, determined from a sample.
 
-use rayon::prelude::*;
-
 use super::kernels::{DbscanKernelSpec, SPLITTERS};
 use super::structs::DirectionOnDevice;
+use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
 /// Rows of the sample.
@@ -42,16 +41,13 @@ impl Order {
         // Half the spread: the full one may overflow.
         let spread = |values: &[f64], from: usize, to: usize| 0.5 * values[to] - 0.5 * values[from];
         let last = sampled.len() - 1;
-        let mut dims: Vec<(usize, f64, Vec<f64>)> = (0..all)
-            .into_par_iter()
-            .map(|dim| {
-                let values = sorted(dim);
-                // The spread without outliers.
-                let inner = spread(&values, last / 32, last - last / 32);
-                let wide = if inner > 0.0 { inner } else { spread(&values, 0, last) };
-                (dim, wide, values)
-            })
-            .collect();
+        let mut dims: Vec<(usize, f64, Vec<f64>)> = in_parallel(0..all, |dim| {
+            let values = sorted(dim);
+            // The spread without outliers.
+            let inner = spread(&values, last / 32, last - last / 32);
+            let wide = if inner > 0.0 { inner } else { spread(&values, 0, last) };
+            (dim, wide, values)
+        });
         // Rows without a direction have NaN coordinates.
         let median =
             |values: &[f64]| Some(values[last / 2]).filter(|x| x.is_finite()).unwrap_or(0.0);

@@ -1,11 +1,13 @@
 //! Weights as 128-bit integers, whose sums are exact.
 
-use rayon::prelude::*;
-
 use super::structs::Weight;
+use crate::parallel::in_parallel;
 
 /// Bits of the largest weight: the sum of two still fits into 128 bits.
 const BITS: i32 = 126;
+
+/// Weights of a task.
+const TASK: usize = 4096;
 
 /// Weights and `min_points` as multiples of the smallest unit that occurs. `None` if these do not
 /// fit.
@@ -13,8 +15,11 @@ pub(super) fn parts_of(weights: &[f64], min_points: u64) -> Option<(Vec<Weight>,
     // A weight of at least `min_points` counts as `min_points`.
     let enough = min_points as f64;
     let used = |weight: f64| if weight >= enough { None } else { Some(weight) };
-    let places = weights.par_iter().filter(|weight| **weight > 0.0);
-    let lowest = places.filter_map(|weight| used(*weight)).map(lowest_place).min().unwrap_or(0);
+    let lowest = in_parallel(weights.chunks(TASK), |weights: &[f64]| {
+        let places = weights.iter().filter(|weight| **weight > 0.0);
+        places.filter_map(|weight| used(*weight)).map(lowest_place).min()
+    });
+    let lowest = lowest.into_iter().flatten().min().unwrap_or(0);
     // The unit is at most 1, as `min_points` is an integer.
     let shift = -lowest.min(0);
     let highest = (u64::BITS - min_points.leading_zeros()) as i32;
@@ -22,8 +27,10 @@ pub(super) fn parts_of(weights: &[f64], min_points: u64) -> Option<(Vec<Weight>,
         return None;
     }
     let enough = u128::from(min_points) << shift;
-    let parts = |weight: &f64| Weight::from(used(*weight).map_or(enough, |w| in_parts(w, shift)));
-    Some((weights.par_iter().map(parts).collect(), enough.into()))
+    let part = |weight: &f64| Weight::from(used(*weight).map_or(enough, |w| in_parts(w, shift)));
+    let all =
+        in_parallel(weights.chunks(TASK), |some: &[f64]| some.iter().map(part).collect::<Vec<_>>());
+    Some((all.concat(), enough.into()))
 }
 
 /// The exponent of a positive number's lowest set bit.

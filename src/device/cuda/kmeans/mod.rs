@@ -249,7 +249,7 @@ impl<'a, T: Real> CudaKMeans<'a, T> {
         let limit = batch.iter().map(|(_, limit)| *limit).max().unwrap_or(0);
         let of_batch =
             self.problems.iter_mut().filter(|problem| problem.strategy == Strategy::Batched);
-        let made = in_parallel(of_batch.collect(), |problem: &mut ProblemState<'_, T>| {
+        let made = in_parallel(of_batch, |problem: &mut ProblemState<'_, T>| {
             job.check()?;
             problem.empty();
             Ok::<_, Error>(())

@@ -57,7 +57,7 @@ impl<D: Device> DeviceTables<D> {
         // Twice, since all functions are copied together to be uploaded.
         let bytes = 2 * resolved.tables * resolved.bytes();
         let Some(_reserved) = job.try_reserve(bytes) else { return Ok(None) };
-        let numbers = (0..resolved.tables).collect();
+        let numbers = 0..resolved.tables;
         let functions = in_parallel(numbers, |table: usize| resolved.functions(table, job));
         let functions = functions.into_iter().collect::<Result<Vec<_>>>()?;
         let hashes = Hashes { functions: &functions, signature: &resolved.signature };

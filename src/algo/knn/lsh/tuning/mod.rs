@@ -240,7 +240,7 @@ fn hash_sample(
     functions: impl Fn(usize) -> Result<TableFunctions> + Sync,
     sides: [&Rows; 2],
 ) -> Result<Vec<HashedSample>> {
-    let hashed = in_parallel(tables.collect(), |table| {
+    let hashed = in_parallel(tables, |table| {
         let functions = functions(table)?;
         let values = sides.map(|rows| functions.values(rows));
         Ok(HashedSample { functions, values })

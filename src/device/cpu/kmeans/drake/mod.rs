@@ -13,8 +13,6 @@
 pub(super) mod bound_list;
 mod scan;
 
-use rayon::prelude::*;
-
 pub(super) use self::bound_list::up;
 use self::bound_list::{BoundList, LENGTH};
 use self::scan::{CandidateScan, TOGETHER};
@@ -29,6 +27,7 @@ use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::{Error, Result, within_memory};
 use crate::job::{Job, Reserved};
 use crate::metric::{Metric, Sum};
+use crate::parallel::{try_in_parallel, try_in_parallel_with};
 use crate::rows::Rows;
 
 /// Rows of a task.
@@ -314,7 +313,7 @@ impl<T: SimdReal> Assigner for Drake<T> {
         let rounded = self.measure.centroids(values, rounded, &before);
         labels.resize(self.rows.len(), 0);
         let mut lists = std::mem::take(&mut self.lists);
-        let blocks = labels.par_chunks_mut(BLOCK).zip(lists.par_chunks_mut(BLOCK)).enumerate();
+        let blocks = labels.chunks_mut(BLOCK).zip(lists.chunks_mut(BLOCK)).enumerate();
         let assign = |scratch: &mut ListScratch, (block, (labels, lists)): (_, (&mut [u32], _))| {
             job.check()?;
             let (first, count) = (block * BLOCK, labels.len());
@@ -328,7 +327,7 @@ impl<T: SimdReal> Assigner for Drake<T> {
             let moved: Vec<Moved> = moved.map(|(row, (before, _))| (row, before)).collect();
             Ok((done, moved))
         };
-        let done: Result<Vec<_>> = blocks.map_init(ListScratch::default, assign).collect();
+        let done = try_in_parallel_with(blocks, ListScratch::default, assign);
         self.lists = lists;
         let (done, moved): (Vec<ListWork>, Vec<_>) = done?.into_iter().unzip();
         let done = done.into_iter().fold(ListWork::default(), |all, done| ListWork {
@@ -376,8 +375,8 @@ pub(super) fn distances<T: SimdReal>(
     let (queries, base) = (rows.reals().unwrap_or_default(), centroids.reals::<T>());
     let (base, dim) = (base.unwrap_or_default(), rows.matrix().dim());
     let mut distances = vec![T::ZERO; labels.len()];
-    let blocks = distances.par_chunks_mut(BLOCK).zip(labels.par_chunks(BLOCK)).enumerate();
-    blocks.try_for_each(|(block, (distances, labels))| {
+    let blocks = distances.chunks_mut(BLOCK).zip(labels.chunks(BLOCK)).enumerate();
+    try_in_parallel(blocks, |(block, (distances, labels))| {
         job.check()?;
         let first = (block * BLOCK) as u32;
         let pairs: Vec<_> = (first..).zip(labels.iter().copied()).collect();

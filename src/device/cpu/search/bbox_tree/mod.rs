@@ -8,8 +8,6 @@
 mod descent;
 mod tree;
 
-use rayon::prelude::*;
-
 use self::descent::Descent;
 pub(super) use self::tree::BboxTree;
 use self::tree::{MatrixPoints, left};
@@ -20,6 +18,7 @@ use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::device::cpu::spatial_order::{Bisection, order_by_bisection};
 use crate::error::Result;
 use crate::metric::Sum;
+use crate::parallel::try_in_parallel;
 use crate::rows::Rows;
 
 /// With fewer rows, comparing all of them is as fast as ordering them.
@@ -66,11 +65,11 @@ impl<T: SimdReal> BboxTree<T> {
     /// Whether a sample of the queries visits few enough leaves.
     pub fn suits<K: Sink<T>>(&self, queries: &[T], sinks: &[K], call: &Call<'_>) -> Result<bool> {
         let count = sinks.len().min(SAMPLED);
-        let visited = (0..count).into_par_iter().map(|i| {
+        let visited = try_in_parallel(0..count, |i| {
             let query = i * sinks.len() / count;
             self.some(queries, &mut [(query as u32, sinks[query].sibling())], call)
         });
-        let visited = visited.try_reduce(|| 0, |a, b| Ok(a + b))?;
+        let visited: u64 = visited?.into_iter().sum();
         let most = MOST_VISITED[usize::from(!call.level.has_avx512())];
         Ok(visited as f64 <= most * (count * self.order.len()) as f64)
     }
@@ -90,8 +89,9 @@ impl<T: SimdReal> BboxTree<T> {
             (*query, std::mem::replace(sink, empty))
         };
         let mut taken: Vec<(u32, K)> = order.iter().map(taken).collect();
-        let tasks = taken.par_chunks_mut(TASK_QUERIES).map(|taken| self.some(queries, taken, call));
-        let pairs = tasks.try_reduce(|| 0, |a, b| Ok(a + b))?;
+        let tasks = taken.chunks_mut(TASK_QUERIES);
+        let pairs = try_in_parallel(tasks, |taken| self.some(queries, taken, call))?;
+        let pairs = pairs.into_iter().sum();
         taken.into_iter().for_each(|(query, sink)| sinks[query as usize] = sink);
         Ok(Work { pairs, ..Work::default() })
     }
