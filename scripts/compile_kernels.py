@@ -5,8 +5,8 @@
     python3 scripts/compile_kernels.py            # all; prints one line per variant
     python3 scripts/compile_kernels.py --arch sm_90 --keep DIR [--quick]
 
-The options are read from src/device/cuda/driver/compile.rs, the constants that host and kernels share
-from the families' CONSTANTS in src/device/cuda, and includes are put together as the crate does it, so
+The options are read from core/src/device/cuda/driver/compile.rs, the constants that host and kernels share
+from the families' CONSTANTS in core/src/device/cuda, and includes are put together as the crate does it, so
 that what is compiled here is what the crate compiles; and assertions of the layouts of structs, which are
 those of `kernel_struct!` on the host. Fails on the first compiler error and on any warning.
 """
@@ -22,8 +22,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CUDA = ROOT / "src/device/cuda"
-KERNELS = ROOT / "kernels"
+CUDA = ROOT / "core/src/device/cuda"
+KERNELS = ROOT / "core/kernels"
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 REALS = ["L2", "SQEUCLIDEAN", "COSINE", "INNER_PRODUCT", "L1", "PEARSON"]
 # Elements, metrics and dimensions of the modules of a family.
@@ -70,7 +70,7 @@ MODULES = {
         ["sort_rows", "pack_base", "pack_queries", "set_thresholds", "judge",
          "merge_hits_16", "merge_hits_32", "merge_hits_by_warp", "merge_hits_by_block"],
     ),
-    # The filter; dims are steps of 32 bytes. See `Form` in src/device/cuda/search/filter/form.rs.
+    # The filter; dims are steps of 32 bytes. See `Form` in core/src/device/cuda/search/filter/form.rs.
     "filter_sm90_narrow.cu": ([("F32", ["L2"], [1, 2, 3, 4, 5, 6, 7, 8, 9])], ["filter"]),
     "filter_sm90_wide.cu": (
         [("F32", ["L2"], [10, 25, 40, 61, 100]), ("BITS", ["HAMMING"], [1, 2, 3, 4, 5, 9, 100])],
@@ -164,7 +164,7 @@ def shape(module, element, steps):
 
 
 def swizzled_tiles(dim, arch):
-    """The parameters of k-means, as `SwizzledTiles` in src/device/cuda/kmeans/swizzled_tiles.rs has them."""
+    """The parameters of k-means, as `SwizzledTiles` in core/src/device/cuda/kmeans/swizzled_tiles.rs has them."""
     steps = -(-(dim + 6) // 16)
     for buffers in (2, 1) if arch == "sm_90" else ():
         stages = min(((226 << 10) - buffers * 128 * steps * 32) // (256 * 64), 9)

@@ -63,30 +63,31 @@
 //! [`SessionContext`]: datafusion::prelude::SessionContext
 //! [`with_option_extension`]: datafusion::prelude::SessionConfig::with_option_extension
 
-mod algo;
-mod device;
-mod error;
 mod exec;
-mod index;
-mod job;
-mod matrix;
-mod memory;
-mod metric;
-mod parallel;
-mod random;
-mod rows;
-mod sets;
 mod sql;
 
+// The layers below, by the paths that they have in their own package.
+#[cfg(any(test, feature = "internals"))]
+use neighbors_core::random;
+use neighbors_core::{
+    algo, device, error, index, job, matrix, memory, metric, parallel, rows, sets,
+};
+
+#[doc(inline)]
 pub use algo::dbscan::Density;
+#[doc(inline)]
 pub use algo::kmeans::{Clustering, Init, KMeansPartial};
+#[doc(inline)]
 pub use device::{AnyDevice, DeviceChoice, DeviceInfo, devices, why_no_gpu};
+#[doc(inline)]
 pub use error::{Error, Result, RowProblem};
 pub use exec::{
     CacheLimit, Dbscan, KMeans, KnnExact, KnnIndex, KnnLsh, dbscan, kmeans, kmeans_partial,
     kmeans_start, knn_exact, knn_lsh, merge_neighbors,
 };
+#[doc(inline)]
 pub use matrix::{Elements, Matrix};
+#[doc(inline)]
 pub use metric::Metric;
 pub use sql::{
     DbscanExt, InputOrder, KMeansExt, KnnExt, NeighborsOptions, NeighborsPlanner, install,

@@ -296,16 +296,14 @@ impl KMeans {
 
     /// The parameters of the algorithm.
     pub(crate) fn params(&self) -> Result<KMeansParams> {
-        let params = KMeansParams::try_new(self.k, self.metric)?;
+        let mut params = KMeansParams::try_new(self.k, self.metric)?;
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        Ok(KMeansParams {
-            max_iterations: count(self.max_iterations),
-            tolerance: self.tolerance,
-            init: self.init,
-            runs: count(self.runs),
-            seed: self.seed.unwrap_or(0),
-            ..params
-        })
+        params.max_iterations = count(self.max_iterations);
+        params.tolerance = self.tolerance;
+        params.init = self.init;
+        params.runs = count(self.runs);
+        params.seed = self.seed.unwrap_or(0);
+        Ok(params)
     }
 }
 

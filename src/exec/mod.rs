@@ -17,8 +17,6 @@ mod read;
 mod row_distances;
 mod stored;
 
-use datafusion::common::DataFusionError;
-
 pub use arrays::{Dbscan, KMeans, KnnExact, dbscan, kmeans, knn_exact, knn_lsh};
 pub use clustering::{ClusterExec, ClusterFamily, ClusterSpec, output_fields};
 pub use dbscan::{DbscanExec, DbscanOutput, DbscanSpec};
@@ -42,22 +40,3 @@ pub(crate) use read::vector_column::{common_kind, kind_of_vector, vector_name, w
 pub use read::vector_reader::VectorReader;
 pub use row_distances::row_distances;
 pub(crate) use stored::{IndexScanExec, IndexSink, StoredIndex};
-
-use crate::error::Error;
-
-impl From<Error> for DataFusionError {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::InvalidArgument(_) | Error::NoDevice { .. } => Self::Plan(error.to_string()),
-            Error::Unsatisfiable(_)
-            | Error::BadRow { .. }
-            | Error::DimMismatch { .. }
-            | Error::TooManyRows { .. }
-            | Error::IndexFile(_) => Self::Execution(error.to_string()),
-            Error::DeviceMemory { .. } | Error::HostMemory { .. } => {
-                Self::ResourcesExhausted(error.to_string())
-            }
-            other => Self::External(Box::new(other)),
-        }
-    }
-}

@@ -1,4 +1,4 @@
-//! The layers of `src/`, and the imports that are allowed between them.
+//! The layers of `src/` and `core/src/`, and the imports that are allowed between them.
 
 #[path = "../support/files.rs"]
 mod files;
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A part of `src/`, and the names that its code must not contain.
+/// A part of the source, and the names that its code must not contain.
 const RULES: &[(&str, &[&str])] = &[
     (
         "src/sql/",
@@ -15,7 +15,7 @@ const RULES: &[(&str, &[&str])] = &[
     ),
     ("src/exec/", &["crate::sql", "cudarc", "rayon", "CpuDevice", "CudaDevice"]),
     (
-        "src/algo/",
+        "core/src/algo/",
         &[
             "crate::sql",
             "crate::exec",
@@ -29,7 +29,7 @@ const RULES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "src/index/",
+        "core/src/index/",
         &[
             "crate::sql",
             "crate::exec",
@@ -41,40 +41,44 @@ const RULES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "src/device/",
+        "core/src/device/",
         &["crate::sql", "crate::exec", "crate::algo", "arrow::", "datafusion::", "tokio"],
     ),
-    ("src/device/contract/", &["cpu", "cuda", "cudarc", "compose", "rayon", "pulp"]),
-    ("src/device/cuda/driver/", &["super::super"]),
-    ("src/device/compose/", &["cuda", "cudarc", "rayon", "pulp"]),
-    ("src/device/cpu/", &["cuda", "cudarc"]),
-    ("src/device/cuda/", &["super::cpu", "device::cpu", "CpuDevice", "pulp"]),
+    ("core/src/device/contract/", &["cpu", "cuda", "cudarc", "compose", "rayon", "pulp"]),
+    ("core/src/device/cuda/driver/", &["super::super"]),
+    ("core/src/device/compose/", &["cuda", "cudarc", "rayon", "pulp"]),
+    ("core/src/device/cpu/", &["cuda", "cudarc"]),
+    ("core/src/device/cuda/", &["super::cpu", "device::cpu", "CpuDevice", "pulp"]),
 ];
 
-/// A part of `src/`, the beginning of a path, and all that its code outside of tests may name there.
+/// A part of the source, the beginning of a path, and all that its code outside of tests may name there.
 const BOUNDS: &[(&str, &str, &[&str])] = &[
     // Modules that all layers use know none of them.
-    ("src/error.rs", "crate::", &[]),
-    ("src/memory.rs", "crate::", &[]),
-    ("src/random.rs", "crate::", &[]),
-    ("src/sets.rs", "crate::", &[]),
-    ("src/job.rs", "crate::", &["error"]),
-    ("src/parallel.rs", "crate::", &["error"]),
-    ("src/matrix.rs", "crate::", &["memory", "sets"]),
-    ("src/metric.rs", "crate::", &["error", "matrix", "sets"]),
-    ("src/rows.rs", "crate::", &["error", "job", "matrix", "memory", "metric", "parallel", "sets"]),
+    ("core/src/error.rs", "crate::", &[]),
+    ("core/src/memory.rs", "crate::", &[]),
+    ("core/src/random.rs", "crate::", &[]),
+    ("core/src/sets.rs", "crate::", &[]),
+    ("core/src/job.rs", "crate::", &["error"]),
+    ("core/src/parallel.rs", "crate::", &["error"]),
+    ("core/src/matrix.rs", "crate::", &["memory", "sets"]),
+    ("core/src/metric.rs", "crate::", &["error", "matrix", "sets"]),
     (
-        "src/index/",
+        "core/src/rows.rs",
+        "crate::",
+        &["error", "job", "matrix", "memory", "metric", "parallel", "sets"],
+    ),
+    (
+        "core/src/index/",
         "crate::",
         &["error", "index", "job", "matrix", "metric", "parallel", "random", "rows"],
     ),
     // Of the CPU: pairs by the definition, sums of clusters, and a device for work that a GPU has not.
     (
-        "src/device/compose/",
+        "core/src/device/compose/",
         "cpu::",
         &["CpuDevice", "ExactPairs", "kmeans::cluster_sums", "length_of"],
     ),
-    ("src/device/cuda/driver/", "cuda::", &["driver"]),
+    ("core/src/device/cuda/driver/", "cuda::", &["driver"]),
 ];
 
 #[test]
@@ -109,7 +113,7 @@ fn each_part_names_only_what_it_needs() {
 
 #[test]
 fn what_all_layers_use_knows_no_engine() {
-    let shared = |path: &str| path.matches('/').count() == 1 && path != "src/lib.rs";
+    let shared = |path: &str| path.starts_with("core/src/") && path.matches('/').count() == 2;
     let mut wrong = Vec::new();
     for (path, text) in sources().filter(|(path, _)| shared(path)) {
         for (number, line) in code(&text) {
@@ -124,7 +128,7 @@ fn what_all_layers_use_knows_no_engine() {
 #[test]
 fn only_devices_and_errors_ask_for_the_cuda_feature() {
     let wrong: Vec<_> = sources()
-        .filter(|(path, _)| !path.starts_with("src/device/") && path != "src/error.rs")
+        .filter(|(path, _)| !path.starts_with("core/src/device/") && path != "core/src/error.rs")
         .filter(|(_, text)| text.contains("feature = \"cuda\""))
         .map(|(path, _)| path)
         .collect();
@@ -135,40 +139,40 @@ fn only_devices_and_errors_ask_for_the_cuda_feature() {
 fn unsafe_code_is_where_it_is_allowed() {
     let allowed = [
         "src/bin/neighbors.rs",
-        "src/device/cpu/dbscan/principal_directions.rs",
-        "src/device/cpu/simd/bounds.rs",
-        "src/device/cpu/simd/ordered_sums.rs",
-        "src/device/cpu/simd/panel_dot_argmin2.rs",
-        "src/device/cpu/simd/panel_dot_argmin2_x86.rs",
-        "src/device/cpu/simd/dot_i16.rs",
-        "src/device/cpu/simd/panels.rs",
-        "src/device/cpu/simd/panel_dot_threshold.rs",
-        "src/device/cpu/simd/panel_dot_threshold_arm.rs",
-        "src/device/cpu/simd/panel_dot_threshold_x86.rs",
-        "src/device/cpu/simd/tile_dot_i16.rs",
-        "src/device/cuda/mod.rs",
-        "src/device/cuda/dbscan/launch.rs",
-        "src/device/cuda/dbscan/launch_order.rs",
-        "src/device/cuda/dbscan/structs.rs",
-        "src/device/cuda/dbscan/workspace.rs",
-        "src/device/cuda/driver/copiers.rs",
-        "src/device/cuda/driver/sys.rs",
-        "src/device/cuda/hashing/launch.rs",
-        "src/device/cuda/kmeans/workspace.rs",
-        "src/device/cuda/kmeans/launch_batched.rs",
-        "src/device/cuda/kmeans/rounds.rs",
-        "src/device/cuda/kmeans/seeding/launch.rs",
-        "src/device/cuda/kmeans/structs.rs",
-        "src/device/cuda/search/filter/launch.rs",
-        "src/device/cuda/search/filter/launch_bits.rs",
-        "src/device/cuda/search/filter/launch_numbers.rs",
-        "src/device/cuda/search/launch_buckets.rs",
-        "src/device/cuda/search/launch_bucket_self_join.rs",
-        "src/device/cuda/search/launch_exact.rs",
-        "src/device/cuda/search/launch_layouts.rs",
-        "src/device/cuda/search/launch_lists.rs",
-        "src/device/cuda/search/launch_pairs.rs",
-        "src/memory.rs",
+        "core/src/device/cpu/dbscan/principal_directions.rs",
+        "core/src/device/cpu/simd/bounds.rs",
+        "core/src/device/cpu/simd/ordered_sums.rs",
+        "core/src/device/cpu/simd/panel_dot_argmin2.rs",
+        "core/src/device/cpu/simd/panel_dot_argmin2_x86.rs",
+        "core/src/device/cpu/simd/dot_i16.rs",
+        "core/src/device/cpu/simd/panels.rs",
+        "core/src/device/cpu/simd/panel_dot_threshold.rs",
+        "core/src/device/cpu/simd/panel_dot_threshold_arm.rs",
+        "core/src/device/cpu/simd/panel_dot_threshold_x86.rs",
+        "core/src/device/cpu/simd/tile_dot_i16.rs",
+        "core/src/device/cuda/mod.rs",
+        "core/src/device/cuda/dbscan/launch.rs",
+        "core/src/device/cuda/dbscan/launch_order.rs",
+        "core/src/device/cuda/dbscan/structs.rs",
+        "core/src/device/cuda/dbscan/workspace.rs",
+        "core/src/device/cuda/driver/copiers.rs",
+        "core/src/device/cuda/driver/sys.rs",
+        "core/src/device/cuda/hashing/launch.rs",
+        "core/src/device/cuda/kmeans/workspace.rs",
+        "core/src/device/cuda/kmeans/launch_batched.rs",
+        "core/src/device/cuda/kmeans/rounds.rs",
+        "core/src/device/cuda/kmeans/seeding/launch.rs",
+        "core/src/device/cuda/kmeans/structs.rs",
+        "core/src/device/cuda/search/filter/launch.rs",
+        "core/src/device/cuda/search/filter/launch_bits.rs",
+        "core/src/device/cuda/search/filter/launch_numbers.rs",
+        "core/src/device/cuda/search/launch_buckets.rs",
+        "core/src/device/cuda/search/launch_bucket_self_join.rs",
+        "core/src/device/cuda/search/launch_exact.rs",
+        "core/src/device/cuda/search/launch_layouts.rs",
+        "core/src/device/cuda/search/launch_lists.rs",
+        "core/src/device/cuda/search/launch_pairs.rs",
+        "core/src/memory.rs",
     ];
     let wrong: Vec<_> = sources()
         .filter(|(path, _)| !allowed.contains(&path.as_str()))
@@ -197,8 +201,8 @@ fn families_do_not_know_each_other() {
     };
     // k-means by search is composed of both families, and the table of functions lists all. A device
     // for k-means is one for searches: the contract of these has the distances of both.
-    let composed = ["src/device/compose/", "src/sql/functions.rs"];
-    let shared = "src/device/contract/search.rs";
+    let composed = ["core/src/device/compose/", "src/sql/functions.rs"];
+    let shared = "core/src/device/contract/search.rs";
     let mut wrong = Vec::new();
     for (from, to) in imports() {
         let (one, other) = (family(&from), family(&to));
@@ -289,9 +293,11 @@ fn imports() -> Vec<(String, String)> {
     edges.filter(|(from, to)| from != to).collect()
 }
 
-/// The module path of a file: `src/a/b.rs` is `a::b`.
+/// The module path of a file: `src/a/b.rs` is `a::b`, and so is `core/src/a/b.rs`, which the package above
+/// imports by that path.
 fn module_of(path: &str) -> Vec<String> {
-    let inside = path.trim_start_matches("src/").trim_end_matches(".rs");
+    let inside =
+        path.trim_start_matches("core/").trim_start_matches("src/").trim_end_matches(".rs");
     let inside = inside.trim_end_matches("/mod").trim_end_matches("lib");
     inside.split('/').filter(|part| !part.is_empty()).map(str::to_string).collect()
 }
@@ -399,19 +405,25 @@ fn the_rules_see_what_they_forbid() {
         [("crate::a", "a"), ("crate::a::b::C", "C"), ("crate::a::b::D", "E"), ("crate::a::f", "f")];
     assert_eq!(leaves, expected.map(|(path, name)| (path.to_string(), name)));
     assert_eq!(module_of("src/a/mod.rs"), ["a"]);
+    assert_eq!(module_of("core/src/a/b.rs"), ["a", "b"]);
     assert_eq!(module_of("src/lib.rs"), [""; 0]);
     let edges = imports();
     let has = |from: &str, to: &str| edges.contains(&(from.to_string(), to.to_string()));
-    assert!(has("src/device/compose/by_search.rs", "src/device/cpu/kmeans/cluster_sums.rs"));
-    assert!(has("src/device/cuda/kmeans/mod.rs", "src/device/cluster_sums.rs"));
+    assert!(has(
+        "core/src/device/compose/by_search.rs",
+        "core/src/device/cpu/kmeans/cluster_sums.rs"
+    ));
+    assert!(has("core/src/device/cuda/kmeans/mod.rs", "core/src/device/cluster_sums.rs"));
 }
 
 /// Every source file, with its path relative to the package.
 fn sources() -> impl Iterator<Item = (String, String)> {
     let root = files::root();
     let mut files = Vec::new();
-    collect(&root.join("src"), &mut files);
-    assert!(files.len() > 20, "src/ was found");
+    for folder in ["src", "core/src"] {
+        collect(&root.join(folder), &mut files);
+    }
+    assert!(files.len() > 40, "both packages were found");
     files.into_iter().map(move |path| {
         let text = fs::read_to_string(&path).expect("a readable source");
         let relative = path.strip_prefix(&root).expect("below the package");

@@ -3,7 +3,7 @@
 //!
 //! # Error bounds
 //!
-//! A reported distance may differ from the true one by what the Float64 operations of its definition (`src/metric.rs`)
+//! A reported distance may differ from the true one by what the Float64 operations of its definition (`core/src/metric.rs`)
 //! can round. Let *u* = 2⁻⁵³ be the relative error of one operation, *h* = 2⁻¹⁰⁷⁵ the absolute error of a product or
 //! quotient that is subnormal (sums and differences of floats never underflow), *n* the number of dimensions. Bounds
 //! are of first order in *nu*; twice the bound is allowed, which covers the orders left out.

@@ -306,7 +306,7 @@ impl<F: ClusterFamily> ExecutionPlan for ClusterExec<F> {
             let spec = ClusterSpec { omits_vectors: true, ..spec.as_ref().clone() };
             let init = self.init.as_ref().map(|(_, plan)| plan.clone());
             let same = Self::over(Arc::new(spec), self.input.clone(), init)?;
-            Ok(Arc::new(same.like(&self)))
+            Ok(Arc::new(same.like(self)))
         })
     }
 

@@ -202,11 +202,12 @@ pub(super) fn from_entries(entries: &[(String, String)]) -> Result<(LshParams, M
             _ => {}
         }
     }
-    let params = given.params().map_err(damaged)?;
+    let mut params = given.params().map_err(damaged)?;
     if params.is_open() {
         return Err(file::bad("its parameters are not complete"));
     }
-    Ok((LshParams { is_width_chosen, ..params }, given.metric))
+    params.is_width_chosen = is_width_chosen;
+    Ok((params, given.metric))
 }
 
 /// A column name, or a list of names in brackets, one per dimension.

@@ -29,7 +29,7 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/kmeans.md",
-        file: "src/algo/kmeans/params.rs",
+        file: "core/src/algo/kmeans/params.rs",
         numbers: &[
             ("| `max_iterations` | {} |", "const MAX_ITERATIONS: usize = "),
             ("| `tolerance` | {} |", "const TOLERANCE: f64 = "),
@@ -37,7 +37,7 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/kmeans.md",
-        file: "src/device/compose/by_search.rs",
+        file: "core/src/device/compose/by_search.rs",
         numbers: &[
             (
                 "A group with at least {} rows × clusters × dimensions",
@@ -51,7 +51,7 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/kmeans.md",
-        file: "src/device/cpu/plan.rs",
+        file: "core/src/device/cpu/plan.rs",
         numbers: &[
             ("rounds in more than {} dimensions", "const EXHAUSTIVE_DIM: usize = "),
             ("if those are at most {} bytes a row", "const ELKAN_BYTES: usize = "),
@@ -59,7 +59,7 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/kmeans.md",
-        file: "src/device/cuda/kmeans/kernels.rs",
+        file: "core/src/device/cuda/kmeans/kernels.rs",
         numbers: &[
             ("rows of up to {} dimensions stay on the GPU", "const TILES_DIM: usize = "),
             ("under `l2` with up to {} dimensions", "const SORT_MEANS_DIM: usize = "),
@@ -67,22 +67,22 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/kmeans.md",
-        file: "src/device/cuda/kmeans/launch_batched.rs",
+        file: "core/src/device/cuda/kmeans/launch_batched.rs",
         numbers: &[("(vectors with up to {} dimensions", "const BATCHED_DIM: usize = ")],
     },
     Shared {
         page: "sql/kmeans.md",
-        file: "src/device/cuda/kmeans/swizzled_tiles.rs",
+        file: "core/src/device/cuda/kmeans/swizzled_tiles.rs",
         numbers: &[("faster on 9.0, up to {} dimensions", "const LONGEST: usize = ")],
     },
     Shared {
         page: "sql/kmeans.md",
-        file: "src/device/cuda/kmeans/seeding/launch.rs",
+        file: "core/src/device/cuda/kmeans/seeding/launch.rs",
         numbers: &[("With more than {} dimensions tensor cores", "const MOST_PAIRED: usize = ")],
     },
     Shared {
         page: "sql/knn_exact.md",
-        file: "src/device/cpu/search/bbox_tree/mod.rs",
+        file: "core/src/device/cpu/search/bbox_tree/mod.rs",
         numbers: &[(
             "Rows of few dimensions (up to {}, under",
             "const ROWS_PER_QUERY: [(usize, usize); 3] = [(8, 256), (12, 64), (",
@@ -90,7 +90,7 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/knn_exact.md",
-        file: "src/device/cuda/search/filter/form.rs",
+        file: "core/src/device/cuda/search/filter/form.rs",
         numbers: &[
             ("rule pairs out, of {} queries and", "const FEWEST_QUERIES: usize = "),
             ("queries and {} rows or more", "const FEWEST_ROWS: usize = "),
@@ -145,17 +145,17 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/algo/knn/lsh/gpu/device_tables.rs",
+        file: "core/src/algo/knn/lsh/gpu/device_tables.rs",
         numbers: &[("as have {} rows together", "const BUCKETS_TOGETHER: usize = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/algo/knn/lsh/gpu/table_residency.rs",
+        file: "core/src/algo/knn/lsh/gpu/table_residency.rs",
         numbers: &[("queries have visited an {}", "const COPIED_PER_VISIT: u64 = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/algo/knn/lsh/params.rs",
+        file: "core/src/algo/knn/lsh/params.rs",
         numbers: &[
             ("| `recall` | `{}` |", "const RECALL: f64 = "),
             ("functions of its own: 1 to {}.", "const MOST_TABLES: usize = "),
@@ -170,22 +170,22 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/algo/knn/lsh/rerank.rs",
+        file: "core/src/algo/knn/lsh/rerank.rs",
         numbers: &[("candidates, in pieces of about {}", "const CANDIDATES_TOGETHER: usize = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/algo/knn/lsh/tuning/ground_truth.rs",
+        file: "core/src/algo/knn/lsh/tuning/ground_truth.rs",
         numbers: &[("(of up to {} rows behind the k-th)", "const TIED: usize = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/algo/knn/lsh/tuning/mod.rs",
+        file: "core/src/algo/knn/lsh/tuning/mod.rs",
         numbers: &[("that compare at most {} times the fewest candidates", "const SHARES: f64 = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/algo/knn/lsh/tuning/sample.rs",
+        file: "core/src/algo/knn/lsh/tuning/sample.rs",
         numbers: &[
             ("by default up to {} rows of the base", "const TRAINING: usize = "),
             ("The sample has {} queries", "const QUERIES: usize = "),
@@ -198,12 +198,12 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/device/cuda/search/bucket_self_join.rs",
+        file: "core/src/device/cuda/search/bucket_self_join.rs",
         numbers: &[("a self-join with a `k` of up to {}, rows", "const MOST_NEIGHBORS: usize = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/device/cuda/search/buckets.rs",
+        file: "core/src/device/cuda/search/buckets.rs",
         numbers: &[
             ("with fewer than {} queries, for", "const FEWEST_QUERIES: usize = "),
             ("with more than {} neighbours for each query", "const MOST_NEIGHBORS: usize = "),
@@ -213,27 +213,27 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/index/lsh/boxes.rs",
+        file: "core/src/index/lsh/boxes.rs",
         numbers: &[("There are at most {} planes in a table", "const MOST_PLANES: usize = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/index/lsh/functions.rs",
+        file: "core/src/index/lsh/functions.rs",
         numbers: &[("of which those beyond ±{} are drawn again", "const LARGEST_CAUCHY: f64 = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/index/lsh/planes.rs",
+        file: "core/src/index/lsh/planes.rs",
         numbers: &[("Each is the best of {} random ones", "const CANDIDATES: usize = ")],
     },
     Shared {
         page: "sql/knn_lsh.md",
-        file: "src/index/lsh/signature.rs",
+        file: "core/src/index/lsh/signature.rs",
         numbers: &[("puts any row more than {} slots from the origin", "const MOST_SLOT: f64 = ")],
     },
     Shared {
         page: "sql/lsh_buckets.md",
-        file: "src/algo/knn/lsh/params.rs",
+        file: "core/src/algo/knn/lsh/params.rs",
         numbers: &[
             ("Tables: 1 to {}.", "const MOST_TABLES: usize = "),
             ("Functions of each table: 1 to {}", "const MOST_HASHES: usize = "),
@@ -241,22 +241,22 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/sets.md",
-        file: "src/sets.rs",
+        file: "core/src/sets.rs",
         numbers: &[("A set has at most {} tokens", "const MOST_TOKENS: usize = ")],
     },
     Shared {
         page: "sql/settings.md",
-        file: "src/device/cuda/device.rs",
+        file: "core/src/device/cuda/device.rs",
         numbers: &[("at most {} of what is free", "const SHARE_OF_FREE: f64 = ")],
     },
     Shared {
         page: "sql/settings.md",
-        file: "src/device/mod.rs",
+        file: "core/src/device/mod.rs",
         numbers: &[("fewer than about {} arithmetic operations", "const WORTH_A_GPU: f64 = ")],
     },
     Shared {
         page: "sql/settings.md",
-        file: "src/parallel.rs",
+        file: "core/src/parallel.rs",
         numbers: &[("a statement for each core and {} more", "const BESIDE: usize = ")],
     },
     Shared {
@@ -266,7 +266,7 @@ const SHARED: &[Shared] = &[
     },
     Shared {
         page: "sql/stored_as_lsh.md",
-        file: "src/index/lsh/file.rs",
+        file: "core/src/index/lsh/file.rs",
         numbers: &[("and the version, {} (", "const VERSION: u32 = ")],
     },
     Shared {

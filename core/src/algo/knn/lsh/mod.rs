@@ -25,7 +25,6 @@ use self::candidates::{CandidateGenerator, IndexedBase};
 use self::gpu::device_tables::DeviceTables;
 use self::gpu::table_residency::ResidentTables;
 pub use self::index_builder::TablesBuilder;
-#[cfg(feature = "internals")]
 pub use self::index_builder::{BuiltTable, BuiltTables};
 pub use self::params::{LshParams, Scoring};
 pub use self::rerank::PartialTopK;

@@ -151,7 +151,7 @@ const BLOCK: usize = 16_384;
 ///
 /// # Errors
 /// [`Cancelled`](crate::Error::Cancelled).
-pub(crate) fn sums_by_label(
+pub fn sums_by_label(
     rows: usize,
     cells: usize,
     label: impl Fn(usize) -> usize + Sync,

@@ -15,7 +15,7 @@ use crate::error::Result;
 ///
 /// A task should compute for a microsecond or more. Everywhere but here and where work is halved, rayon is
 /// not called: its iterators would be compiled again for each kind of task.
-pub(crate) fn in_parallel<I: Send, T: Send>(
+pub fn in_parallel<I: Send, T: Send>(
     tasks: impl IntoIterator<Item = I>,
     run: impl Fn(I) -> T + Sync,
 ) -> Vec<T> {
@@ -40,7 +40,7 @@ fn for_each(count: usize, run: &(dyn Fn(usize) + Sync)) {
 
 /// Runs tasks on all threads of the current pool; returns the results in the order of the tasks. After an
 /// error, tasks that have not begun are left out.
-pub(crate) fn try_in_parallel<I: Send, T: Send, E: Send>(
+pub fn try_in_parallel<I: Send, T: Send, E: Send>(
     tasks: impl IntoIterator<Item = I>,
     run: impl Fn(I) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
@@ -57,7 +57,7 @@ pub(crate) fn try_in_parallel<I: Send, T: Send, E: Send>(
 }
 
 /// The same for tasks that use scratch memory, made for each thread.
-pub(crate) fn try_in_parallel_with<S: Send, I: Send, T: Send, E: Send>(
+pub fn try_in_parallel_with<S: Send, I: Send, T: Send, E: Send>(
     tasks: impl IntoIterator<Item = I>,
     scratch: impl Fn() -> S + Sync,
     run: impl Fn(&mut S, I) -> Result<T, E> + Sync,
@@ -73,14 +73,14 @@ pub(crate) fn try_in_parallel_with<S: Send, I: Send, T: Send, E: Send>(
 }
 
 /// Locks a mutex, also after a panic of a thread that held it.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The value of a cell, made by the first caller. Callers at the same time may all make it: no lock
 /// is held meanwhile, since `make` may run tasks in parallel, and a thread waiting for these may
 /// begin another task that needs the same value.
-pub(crate) fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
+pub fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     match cell.get() {
         Some(made) => made,
         None => {
@@ -104,14 +104,14 @@ static POOLS: LazyLock<Pools> = LazyLock::new(Pools::of_process);
 /// piece for each core and [`BESIDE`] more, work waits in the order of arrival. A future dropped while
 /// it waits is skipped; one that is not polled on its turn delays all later ones. Results do not
 /// depend on the number of threads.
-pub(crate) async fn own_threads() -> Lease {
+pub async fn own_threads() -> Lease {
     POOLS.in_turn().await
 }
 
 /// Runs work on separate threads on behalf of a worker thread, which waits and does nothing else
 /// meanwhile. The work gets threads immediately, since other threads may wait for a lock held by
 /// the caller.
-pub(crate) fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+pub fn on_other_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let requested = threads();
     thread::scope(|scope| {
         let done = scope.spawn(|| POOLS.at_once(requested).install(work)).join();
@@ -138,7 +138,7 @@ struct PoolState {
 }
 
 /// Threads for one piece of work, returned when this is dropped.
-pub(crate) struct Lease {
+pub struct Lease {
     pools: &'static Pools,
     /// Acquired when the work begins, since starting threads takes time.
     pool: Option<Arc<ThreadPool>>,
@@ -243,7 +243,7 @@ impl Lease {
     }
 
     /// Starts work on these threads, and returns where its result, or its panic, will arrive.
-    pub(crate) fn start<T: Send + 'static>(
+    pub fn start<T: Send + 'static>(
         mut self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> oneshot::Receiver<thread::Result<T>> {
@@ -285,7 +285,7 @@ impl Drop for Lease {
 }
 
 /// Number of threads of the current pool.
-pub(crate) fn threads() -> usize {
+pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
@@ -294,7 +294,7 @@ const WORTH_THREADS: usize = 1 << 20;
 
 /// Fills a buffer in parts of whole units, on separate threads: the caller may hold locks that
 /// rayon's workers wait for. `fill` gets the number of the first unit of a part, and the part.
-pub(crate) fn fill_on_threads<T: Send>(
+pub fn fill_on_threads<T: Send>(
     buffer: &mut [T],
     unit: usize,
     fill: impl Fn(usize, &mut [T]) -> Result<()> + Sync,

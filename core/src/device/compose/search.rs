@@ -114,7 +114,6 @@ impl<D: SearchDevice> StreamedSearch<D> {
     /// # Errors
     /// [`Error::DimMismatch`], [`Error::Cancelled`], [`Error::DeviceMemory`] if not even the
     /// smallest pieces fit, and any other error of the device.
-    #[cfg(any(test, feature = "internals"))]
     pub fn search(
         &self,
         queries: &Rows,

@@ -178,7 +178,7 @@ impl Metric {
 
     /// # Errors
     /// Those of [`direction`](Self::direction).
-    pub(crate) fn check_direction<T: Real>(self, row: &[T]) -> Result<(), RowProblem> {
+    pub fn check_direction<T: Real>(self, row: &[T]) -> Result<(), RowProblem> {
         match self {
             // Squares are scaled, so that a non-zero row of any size has a direction.
             Self::Cosine if row.iter().any(|x| *x != T::ZERO) => Ok(()),
@@ -196,7 +196,7 @@ impl Metric {
 
     /// The definition's sum with one more pair of coordinates.
     #[inline(always)]
-    pub(crate) fn add_exactly(self, sum: f64, x: f64, y: f64) -> f64 {
+    pub fn add_exactly(self, sum: f64, x: f64, y: f64) -> f64 {
         match self {
             Self::L1 => sum + (x - y).abs(),
             Self::InnerProduct => sum - x * y,
@@ -206,11 +206,7 @@ impl Metric {
 
     /// The distance for a sum of the definition over these pairs of coordinates.
     #[inline]
-    pub(crate) fn finish<P: Iterator<Item = (f64, f64)>>(
-        self,
-        sum: f64,
-        pairs: impl Fn() -> P,
-    ) -> f64 {
+    pub fn finish<P: Iterator<Item = (f64, f64)>>(self, sum: f64, pairs: impl Fn() -> P) -> f64 {
         match self {
             Self::L2 if !(f64::MIN_POSITIVE..f64::INFINITY).contains(&sum) => {
                 let largest = pairs().fold(0.0, |most: f64, (x, y)| most.max((x - y).abs()));
@@ -242,7 +238,7 @@ impl Metric {
     /// The metric by whose sums a device searches, on prepared rows of this element type.
     /// Directions are compared by the squared distance of unit vectors; in f32 `l2` is compared by
     /// its square, since rounded roots have more ties than in f64.
-    pub(crate) fn searched(self, kind: ElementKind) -> Self {
+    pub fn searched(self, kind: ElementKind) -> Self {
         match self {
             Self::Cosine | Self::Pearson => Self::SqEuclidean,
             Self::L2 if kind == ElementKind::F32 => Self::SqEuclidean,
@@ -438,7 +434,7 @@ fn largest_magnitude<T: Real>(row: &[T]) -> T {
 }
 
 /// A power of two that scales a number of this size close to 1; 1 for 0.
-pub(crate) fn power_of_two_near_inverse(largest: f64) -> f64 {
+pub fn power_of_two_near_inverse(largest: f64) -> f64 {
     if largest == 0.0 {
         return 1.0;
     }

@@ -6,9 +6,9 @@ fn main() {
     let level = std::env::var("OPT_LEVEL").unwrap_or_default();
     if level == "0" || level == "1" {
         println!(
-            "cargo::warning=datafusion-neighbors is compiled at opt-level {level}, which makes it tens of \
-             times slower; add [profile.dev.package.datafusion-neighbors] opt-level = 3 to the \
-             Cargo.toml of your workspace"
+            "cargo::warning=neighbors-core is compiled at opt-level {level}, which makes datafusion-neighbors tens of \
+             times slower; add [profile.dev.package.neighbors-core] opt-level = 3 to the Cargo.toml \
+             of your workspace"
         );
     }
 }

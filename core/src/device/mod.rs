@@ -29,9 +29,8 @@ use crate::matrix::ElementKind;
 use crate::metric::Metric;
 
 pub use cluster_sums::ClusterSums;
-#[cfg(feature = "internals")]
 pub use compose::StreamedSearch;
-pub(crate) use compose::{ErrorBounds, RowStats};
+pub use compose::{ErrorBounds, RowStats};
 pub use compose::{ExactSearch, Means, NearestCentroids, sums_of};
 pub use contract::{
     Assignment, BucketTask, Buckets, Candidates, Components, DbscanDevice, DbscanInput, DbscanWork,
@@ -40,12 +39,11 @@ pub use contract::{
     QueryRows, Ranges, RowUse, SearchDevice, SelfRows, Shape, Starts, StopReason, TableRows,
     TablesBuilt, Within, Work, centroid_shift,
 };
-#[cfg(feature = "internals")]
 pub use contract::{Labels, Pairing, RoundsRun};
 pub use cpu::{CpuDevice, ExactPairs};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaDevice;
-pub(crate) use sums::sums_by_label;
+pub use sums::sums_by_label;
 
 mod sealed {
     pub trait Sealed {}

@@ -16,7 +16,6 @@ use crate::metric::Metric;
 use crate::rows::Rows;
 
 use lsh::LshSearch;
-#[cfg(feature = "internals")]
 pub use lsh::{BuiltTable, BuiltTables};
 pub use lsh::{
     LoadedTables, LshParams, MultiPassSearch, PartialTopK, Scoring, StoredBase, StoredSearch,

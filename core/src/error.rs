@@ -1,5 +1,4 @@
-//! Errors below SQL. Every variant is something a caller can act on; the exec layer maps each to
-//! the kind of DataFusion error that a SQL user expects.
+//! Errors below SQL. Every variant is something a caller can act on.
 
 use std::fmt;
 
@@ -7,7 +6,7 @@ use std::fmt;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The result of work that the caller can do without: `None` if there is no host memory for it.
-pub(crate) fn within_memory<T>(result: Result<T>) -> Result<Option<T>> {
+pub fn within_memory<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Err(Error::HostMemory { .. }) => Ok(None),
         result => result.map(Some),
@@ -194,6 +193,25 @@ impl fmt::Display for RowProblem {
                 "a vector of equal elements has no Pearson distance; such rows are set aside \
                      by CASE WHEN array_max(v) > array_min(v) THEN v END in place of v",
             ),
+        }
+    }
+}
+
+/// The kind of DataFusion's error that a user of SQL expects.
+#[cfg(feature = "datafusion")]
+impl From<Error> for datafusion_common::DataFusionError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::InvalidArgument(_) | Error::NoDevice { .. } => Self::Plan(error.to_string()),
+            Error::Unsatisfiable(_)
+            | Error::BadRow { .. }
+            | Error::DimMismatch { .. }
+            | Error::TooManyRows { .. }
+            | Error::IndexFile(_) => Self::Execution(error.to_string()),
+            Error::DeviceMemory { .. } | Error::HostMemory { .. } => {
+                Self::ResourcesExhausted(error.to_string())
+            }
+            other => Self::External(Box::new(other)),
         }
     }
 }

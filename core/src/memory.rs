@@ -29,14 +29,14 @@ unsafe impl Zeros for f64 {}
 ///
 /// Linux gives huge pages on request, always, or never
 /// (`/sys/kernel/mm/transparent_hugepage/enabled`).
-pub(crate) fn zeros<T: Zeros>(count: usize) -> Vec<T> {
+pub fn zeros<T: Zeros>(count: usize) -> Vec<T> {
     try_zeros(count).unwrap_or_else(|| {
         handle_alloc_error(Layout::array::<T>(count).expect("less memory than addresses"))
     })
 }
 
 /// The same for an untrusted count; `None` if the system lacks the memory.
-pub(crate) fn try_zeros<T: Zeros>(count: usize) -> Option<Vec<T>> {
+pub fn try_zeros<T: Zeros>(count: usize) -> Option<Vec<T>> {
     const { assert!(align_of::<T>() <= align_of::<u128>() && size_of::<T>() > 0) };
     let layout = Layout::array::<T>(count).ok()?;
     if count == 0 {
@@ -56,7 +56,7 @@ pub(crate) fn try_zeros<T: Zeros>(count: usize) -> Option<Vec<T>> {
 
 /// Values of any alignment, zero until they are written, in memory like that of [`zeros`].
 #[derive(Debug)]
-pub(crate) struct Aligned<T> {
+pub struct Aligned<T> {
     memory: Vec<u128>,
     /// Byte offset of the first value.
     start: usize,
@@ -65,7 +65,7 @@ pub(crate) struct Aligned<T> {
 }
 
 impl<T: Zeros> Aligned<T> {
-    pub(crate) fn zeros(count: usize) -> Self {
+    pub fn zeros(count: usize) -> Self {
         let bytes = count.checked_mul(size_of::<T>()).expect("less memory than addresses");
         let unit = size_of::<u128>();
         let memory = zeros::<u128>(bytes.div_ceil(unit) + align_of::<T>().div_ceil(unit));
@@ -100,7 +100,7 @@ impl<T: Zeros> DerefMut for Aligned<T> {
 
 /// A vector with capacity for `count` values, in huge pages like [`zeros`].
 #[allow(dead_code, reason = "only what serves GPUs needs it")]
-pub(crate) fn room<T>(count: usize) -> Vec<T> {
+pub fn room<T>(count: usize) -> Vec<T> {
     let room = Vec::with_capacity(count);
     ask_for_huge_pages(&room);
     room
@@ -122,7 +122,7 @@ const TAKEN_TOGETHER: usize = 2 * HUGE;
 
 /// The huge pages that lie entirely in a vector's unused capacity.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub struct Pages {
     address: usize,
     bytes: usize,
 }
@@ -137,7 +137,7 @@ enum Advice {
 
 impl Pages {
     /// The pages of a vector's unused capacity, if any.
-    pub(crate) fn of_room<T>(memory: &Vec<T>) -> Option<Self> {
+    pub fn of_room<T>(memory: &Vec<T>) -> Option<Self> {
         let start = memory.as_ptr().addr();
         let (begin, end) = (memory.len() * size_of::<T>(), memory.capacity() * size_of::<T>());
         Self::within(start + begin..start + end)
@@ -151,7 +151,7 @@ impl Pages {
 
     /// Populates the pages, which the system fills with zeros, so that their first writer need not
     /// wait. Stops early once `ends` is set; has no effect on systems without such a request.
-    pub(crate) fn take(&self, ends: &AtomicBool) {
+    pub fn take(&self, ends: &AtomicBool) {
         let mut first = 0;
         while first < self.bytes && !ends.load(Ordering::Relaxed) {
             let some = TAKEN_TOGETHER.min(self.bytes - first);
@@ -178,7 +178,7 @@ impl Pages {
 
 /// Runs `work` while another thread populates pages; if that thread cannot start, pages are
 /// populated on first touch.
-pub(crate) fn taking<T>(pages: Vec<Pages>, work: impl FnOnce() -> T) -> T {
+pub fn taking<T>(pages: Vec<Pages>, work: impl FnOnce() -> T) -> T {
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         if !pages.is_empty() {

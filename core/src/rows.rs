@@ -33,7 +33,7 @@ struct OriginalVectors {
 
 /// Largest deviation from norm 1 at which a row counts as its own unit vector: the error of a few
 /// roundings to f32. Normalised embeddings then need no second copy.
-pub(crate) const NEAR_UNIT: f64 = 1.0 / (1 << 22) as f64;
+pub const NEAR_UNIT: f64 = 1.0 / (1 << 22) as f64;
 
 /// Rows per task whose directions are computed, and rows with interleaved sums.
 const DIRECTIONS_TOGETHER: usize = 256;

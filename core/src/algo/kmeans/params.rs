@@ -7,8 +7,8 @@ use crate::metric::Metric;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KMeansParams {
-    pub(crate) k: usize,
-    pub(crate) metric: Metric,
+    pub k: usize,
+    pub metric: Metric,
     /// The maximum number of rounds.
     pub max_iterations: usize,
     /// Rounds end when the sum of the squared shifts of all centroids is at most this multiple of
@@ -46,8 +46,8 @@ impl Init {
 
 impl KMeansParams {
     /// The defaults of `max_iterations` and `tolerance`: scikit-learn's.
-    pub(crate) const MAX_ITERATIONS: usize = 300;
-    pub(crate) const TOLERANCE: f64 = 1e-4;
+    pub const MAX_ITERATIONS: usize = 300;
+    pub const TOLERANCE: f64 = 1e-4;
 
     /// scikit-learn's defaults except `runs`: 300 rounds, tolerance 1e-4, greedy k-means++, one
     /// run.
@@ -108,7 +108,7 @@ impl KMeansParams {
     }
 
     /// The metric whose distances are summed to the inertia.
-    pub(crate) fn cost(&self) -> Metric {
+    pub fn cost(&self) -> Metric {
         cost_of(self.metric)
     }
 }

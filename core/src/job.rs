@@ -62,7 +62,6 @@ pub struct Progress {
 
 /// The phases of work that EXPLAIN ANALYZE distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Phase {
     /// Reading the batches of the inputs.
     Read,

@@ -474,7 +474,7 @@ impl Distances {
     }
 
     /// The pages of unused capacity.
-    pub(crate) fn pages(&self) -> Option<Pages> {
+    pub fn pages(&self) -> Option<Pages> {
         match self {
             Self::F32(values) => Pages::of_room(values),
             Self::F64(values) => Pages::of_room(values),

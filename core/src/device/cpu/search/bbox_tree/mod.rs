@@ -130,12 +130,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::Metric;
     use crate::device::contract::Pairing;
     use crate::device::cpu::search::sink::{Neighbor, TopK};
     use crate::device::cpu::simd::level::Level;
     use crate::job::Job;
     use crate::matrix::{Elements, Matrix};
+    use crate::metric::Metric;
     use crate::random::Random;
 
     /// Rows of several kinds: spread out, on a grid, equal, far from the origin with one that is farther, huge, tiny,

@@ -40,7 +40,6 @@ impl LoadedTables {
     }
 
     /// Whether there are no tables, as for a base without rows.
-    #[cfg(feature = "internals")]
     pub fn is_empty(&self) -> bool {
         self.hash_tables.is_empty()
     }
