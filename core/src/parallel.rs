@@ -50,7 +50,9 @@ pub fn try_in_parallel<I: Send, T: Send, E: Send>(
             return None;
         }
         let result = run(task);
-        has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+        if result.is_err() {
+            has_failed.store(true, Ordering::Relaxed);
+        }
         Some(result)
     });
     results.into_iter().flatten().collect()

@@ -394,7 +394,9 @@ impl KMeansPartial {
         let number = count(from)?;
         let far = |_| {
             let (row, label) = (long(from)?, count(from)? as u32);
-            let [cost, weight] = values(from, 2)?[..] else { return None };
+            // A cost of Float32 may be infinite.
+            let cost = f64::from_bits(long(from)?);
+            let [weight] = values(from, 1)?[..] else { return None };
             let is_valid = cost >= 0.0 && (weight == 1.0 || has_weights && weight > 0.0);
             is_valid.then_some(FarRow { row, label, cost, weight, values: values(from, dim)? })
         };
