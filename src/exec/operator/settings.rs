@@ -3,6 +3,10 @@
 
 use crate::device::DeviceChoice;
 
+/// The defaults.
+const DEVICE_MEMORY: u64 = 0;
+const BATCH_ROWS: usize = 131_072;
+
 /// The settings of an execution, which do not change its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -17,6 +21,7 @@ pub struct ExecutionSettings {
 
 impl Default for ExecutionSettings {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, device_memory: 0, batch_rows: 131_072 }
+        let (device_memory, batch_rows) = (DEVICE_MEMORY, BATCH_ROWS);
+        Self { device: DeviceChoice::Auto, device_memory, batch_rows }
     }
 }

@@ -134,8 +134,8 @@ const SHARED: &[Shared] = &[
         page: "sql/knn_exact.md",
         file: "src/exec/operator/settings.rs",
         numbers: &[
-            ("| `neighbors.batch_rows` | `{}` |", ", batch_rows: "),
-            ("| `neighbors.device_memory` | `{}` |", ", device_memory: "),
+            ("| `neighbors.batch_rows` | `{}` |", "const BATCH_ROWS: usize = "),
+            ("| `neighbors.device_memory` | `{}` |", "const DEVICE_MEMORY: u64 = "),
         ],
     },
     Shared {
@@ -262,7 +262,7 @@ const SHARED: &[Shared] = &[
     Shared {
         page: "sql/settings.md",
         file: "src/exec/operator/settings.rs",
-        numbers: &[("| `neighbors.batch_rows` | `{}` |", ", batch_rows: ")],
+        numbers: &[("| `neighbors.batch_rows` | `{}` |", "const BATCH_ROWS: usize = ")],
     },
     Shared {
         page: "sql/stored_as_lsh.md",
