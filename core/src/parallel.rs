@@ -38,6 +38,18 @@ fn for_each(count: usize, run: &(dyn Fn(usize) + Sync)) {
     }
 }
 
+/// The values of all numbers below `count`, computed on all threads of the current pool, `of_task` of them
+/// one after the other.
+pub fn map_in_parallel<T: Send>(
+    count: usize,
+    of_task: usize,
+    value: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let some = |first: usize| (first..count.min(first + of_task)).map(&value).collect::<Vec<_>>();
+    let all = in_parallel((0..count).step_by(of_task), some);
+    all.into_iter().flatten().collect()
+}
+
 /// Runs tasks on all threads of the current pool; returns the results in the order of the tasks. After an
 /// error, tasks that have not begun are left out.
 pub fn try_in_parallel<I: Send, T: Send, E: Send>(

@@ -47,7 +47,7 @@ const RULES: &[(&str, &[&str])] = &[
     ("core/src/device/contract/", &["cpu", "cuda", "cudarc", "compose", "rayon", "pulp"]),
     ("core/src/device/cuda/driver/", &["super::super"]),
     ("core/src/device/compose/", &["cuda", "cudarc", "rayon", "pulp"]),
-    ("core/src/device/cpu/", &["cuda", "cudarc"]),
+    ("core/src/device/cpu/", &["cuda", "cudarc", "rayon::prelude"]),
     ("core/src/device/cuda/", &["super::cpu", "device::cpu", "CpuDevice", "pulp"]),
 ];
 

@@ -17,7 +17,8 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use tokio::sync::Semaphore;
 
-use super::base::{Base, KnnExecution, PlannedInput, ReservedInput, read, repeated_queries};
+use super::base::{Base, KnnExecution};
+use super::inputs::{PlannedInput, ReservedInput, read, repeated_queries};
 use super::metrics::Metrics;
 use super::queries::{QueryStream, SMALLEST_BLOCK};
 use super::search::{FIRST_BLOCK, QueriesInMemory, QuerySource, query_reader};

@@ -2,7 +2,7 @@
 //! needs it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use datafusion::common::resources_err;
@@ -111,16 +111,17 @@ impl MemoryPool for EvictingPool {
 #[derive(Debug)]
 pub(in crate::exec) struct LimitedPool {
     pool: Arc<dyn MemoryPool>,
-    left: AtomicUsize,
+    /// Bytes; negative if a consumer took more without asking.
+    left: AtomicI64,
 }
 
-/// What is left of a part without a limit: more than any memory.
-const LIFTED: usize = usize::MAX / 2;
+/// The bytes left of a part without a limit: more than any memory.
+const LIFTED: i64 = i64::MAX / 2;
 
 impl LimitedPool {
     /// A part of this many bytes.
     pub fn new(pool: &Arc<dyn MemoryPool>, bytes: usize) -> Arc<Self> {
-        Arc::new(Self { pool: pool.clone(), left: AtomicUsize::new(bytes) })
+        Arc::new(Self { pool: pool.clone(), left: AtomicI64::new(bytes as i64) })
     }
 
     /// Lifts the limit.
@@ -128,8 +129,9 @@ impl LimitedPool {
         self.left.fetch_add(LIFTED, Ordering::Relaxed);
     }
 
-    fn take(&self, bytes: usize) -> Result<usize, usize> {
-        let take = |left: usize| left.checked_sub(bytes);
+    /// Takes bytes if there are as many; what was left before.
+    fn take(&self, bytes: usize) -> Result<i64, i64> {
+        let take = |left: i64| Some(left - bytes as i64).filter(|left| *left >= 0);
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
     }
 }
@@ -154,12 +156,12 @@ impl MemoryPool for LimitedPool {
     }
 
     fn grow(&self, reservation: &MemoryReservation, additional: usize) {
-        self.left.fetch_sub(additional, Ordering::Relaxed);
+        self.left.fetch_sub(additional as i64, Ordering::Relaxed);
         self.pool.grow(reservation, additional);
     }
 
     fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
-        self.left.fetch_add(shrink, Ordering::Relaxed);
+        self.left.fetch_add(shrink as i64, Ordering::Relaxed);
         self.pool.shrink(reservation, shrink);
     }
 
@@ -168,8 +170,9 @@ impl MemoryPool for LimitedPool {
             Ok(left) => left,
             Err(left) => {
                 return resources_err!(
-                    "{} may take {left} bytes more, not {additional}",
-                    reservation.consumer().name()
+                    "{} may take {} bytes more, not {additional}",
+                    reservation.consumer().name(),
+                    left.max(0)
                 );
             }
         };
@@ -178,7 +181,7 @@ impl MemoryPool for LimitedPool {
             _ => self.pool.try_grow(reservation, additional),
         };
         if grown.is_err() {
-            self.left.fetch_add(additional, Ordering::Relaxed);
+            self.left.fetch_add(additional as i64, Ordering::Relaxed);
         }
         grown
     }
@@ -227,6 +230,9 @@ mod tests {
         of_part.try_grow(40).expect("what is left");
         of_part.shrink(10);
         of_part.try_grow(10).expect("what was given back");
+        of_part.grow(11);
+        assert!(of_part.try_grow(1).is_err(), "more than the limit was taken without asking");
+        of_part.shrink(11);
         limited.lift();
         of_part.try_grow(60).expect("idle memory has given way");
         assert_eq!(pool.reserved(), 100);

@@ -391,7 +391,7 @@ impl KMeansPartial {
             _ => None,
         };
         let vectors = (0..k).map(vectors).collect::<Option<_>>()?;
-        let number = count(from)?;
+        let number = count(from).filter(|number| *number <= k)?;
         let far = |_| {
             let (row, label) = (long(from)?, count(from)? as u32);
             // A cost of Float32 may be infinite.
@@ -405,7 +405,7 @@ impl KMeansPartial {
         for far in &farthest {
             *counts.get_mut(far.label as usize).filter(|count| **count > 0)? -= 1;
         }
-        if number > k || !farthest.is_sorted_by_key(FarRow::key) {
+        if !farthest.is_sorted_by_key(FarRow::key) {
             return None;
         }
         Some(Self { metric, kind, dim, has_weights, sums, fingerprint, vectors, farthest })

@@ -42,6 +42,7 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::Metric;
+use crate::parallel::threads;
 use crate::random::Random;
 use crate::rows::Rows;
 
@@ -59,7 +60,7 @@ impl Device for CpuDevice {
     type HashTables = Infallible;
 
     fn info(&self) -> DeviceInfo {
-        let threads = rayon::current_num_threads();
+        let threads = threads();
         let simd = match self.level.name() {
             "vnni" => "AVX-512 VNNI",
             "avx512" => "AVX-512",

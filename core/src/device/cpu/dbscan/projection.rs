@@ -8,7 +8,7 @@ use crate::device::cpu::plan::{self, DIRECTIONS, DbscanStrategy};
 use crate::device::cpu::simd::simd_real::SimdReal;
 use crate::error::Result;
 use crate::job::Job;
-use crate::parallel::in_parallel;
+use crate::parallel::map_in_parallel;
 
 /// Rows of a task.
 const TASK: usize = 256;
@@ -103,9 +103,7 @@ impl Projection {
             let differences = centre.map(|(i, centre)| values.coordinate(row, i) - centre);
             differences.map(|x| x * x).sum::<f64>()
         };
-        let of_task =
-            |first: usize| (first..values.rows().min(first + TASK)).map(square).collect::<Vec<_>>();
-        let mut squares = in_parallel((0..values.rows()).step_by(TASK), of_task).concat();
+        let mut squares = map_in_parallel(values.rows(), TASK, square);
         job.check()?;
         let usual = ((1.0 - FAR_SHARE) * (squares.len() - 1) as f64) as usize;
         let (_, usual, longer) = squares.select_nth_unstable_by(usual, f64::total_cmp);

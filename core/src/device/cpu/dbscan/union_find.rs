@@ -51,9 +51,8 @@ impl UnionFind {
 
 #[cfg(test)]
 mod tests {
-    use rayon::prelude::*;
-
     use super::*;
+    use crate::parallel::in_parallel;
 
     #[test]
     fn threads_join_sets_whose_first_rows_are_their_names() {
@@ -61,7 +60,7 @@ mod tests {
             let rows = 50_000u32;
             let sets = UnionFind::new(rows as usize);
             // Backwards and in any order.
-            (step..rows).into_par_iter().rev().for_each(|row| sets.join(row, row - step));
+            in_parallel((step..rows).rev(), |row| sets.join(row, row - step));
             assert!((0..rows).all(|row| sets.first(row) == row % step), "{step}");
         }
     }

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::metric::{Direction, Sum};
-use crate::parallel::in_parallel;
+use crate::parallel::map_in_parallel;
 
 /// Rows of a task.
 const TASK: usize = 4096;
@@ -26,12 +26,8 @@ impl<'a, T: Real> Values<'a, T> {
         let bytes = if is_direction { values.len() / dim * size_of::<Direction>() } else { 0 };
         let _reserved = job.reserve("directions of rows", bytes)?;
         let directions = if is_direction {
-            let some =
-                |rows: &[T]| rows.chunks_exact(dim).map(|row| within.direction(row)).collect();
-            in_parallel(values.chunks(TASK * dim), some)
-                .into_iter()
-                .flat_map(|some: Vec<_>| some)
-                .collect()
+            let of_row = |row: usize| within.direction(&values[row * dim..][..dim]);
+            map_in_parallel(values.len() / dim, TASK, of_row)
         } else {
             Vec::new()
         };

@@ -5,7 +5,7 @@
 
 use super::drake::bound_list::{down, up};
 use crate::device::cpu::quantize::base::{QuantizedBase, RoundingError};
-use crate::device::cpu::quantize::quantizer::{ONE_OUTLIER_IN, Quantizer};
+use crate::device::cpu::quantize::quantizer::{ONE_OUTLIER_IN, Quantizer, TOGETHER};
 use crate::device::cpu::simd::level::Level;
 use crate::device::cpu::simd::panels::Width;
 use crate::device::cpu::simd::simd_real::SimdReal;
@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::matrix::Real;
 use crate::metric::{Metric, Sum};
+use crate::parallel::in_parallel;
 use crate::rows::Rows;
 
 /// The largest root mean square rounding error of a centroid, relative to the rows' distance from the centre, for
@@ -210,9 +211,10 @@ fn is_fine<T: Real>(values: &[T], whole: &Quantizer) -> bool {
         let differences = row.iter().zip(centre).map(|(x, c)| x.to_f64() - c);
         differences.map(|x| x * x).sum::<f64>()
     };
-    let rows = values.chunks_exact(centre.len());
-    let count = rows.len() as f64;
+    let some = |rows: &[T]| rows.chunks_exact(centre.len()).map(square).sum::<f64>();
+    let squares = in_parallel(values.chunks(TOGETHER * centre.len()), some);
+    let count = (values.len() / centre.len()) as f64;
     // The squared rounding error of a uniform number is 1/12 on average.
     let rounded = centre.len() as f64 / 12.0;
-    rounded * count <= FINE * FINE * rows.map(square).sum::<f64>()
+    rounded * count <= FINE * FINE * squares.into_iter().sum::<f64>()
 }

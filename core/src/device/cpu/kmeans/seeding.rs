@@ -18,7 +18,7 @@ use crate::error::{Error, Result, within_memory};
 use crate::job::{Job, Reserved};
 use crate::matrix::Real;
 use crate::metric::Metric;
-use crate::parallel::{in_parallel, try_in_parallel, try_in_parallel_with};
+use crate::parallel::{in_parallel, map_in_parallel, try_in_parallel, try_in_parallel_with};
 use crate::random::Random;
 use crate::rows::Rows;
 
@@ -173,11 +173,7 @@ impl<T: SimdReal> CandidateSearch<T> {
                     let row = |row: usize| filter.start(row, cost(row));
                     InitialSums(std::array::from_fn(|lane| row(panel * ROWS + lane)))
                 };
-                let panels = filter.starts().len();
-                let of_block = |first: usize| {
-                    (first..panels.min(first + PANELS)).map(start).collect::<Vec<_>>()
-                };
-                in_parallel((0..panels).step_by(PANELS), of_block).into_iter().flatten().collect()
+                map_in_parallel(filter.starts().len(), PANELS, start)
             }
             Self::EachPair(_) => Vec::new(),
         }

@@ -33,7 +33,7 @@ use crate::error::Result;
 use crate::job::{Job, Phase};
 use crate::matrix::{ElementKind, Real};
 use crate::metric::{Direction, Metric, Sum};
-use crate::parallel::in_parallel;
+use crate::parallel::map_in_parallel;
 use crate::rows::Rows;
 
 /// The maximum number of tiles: slots and parts of tiles are 32-bit numbers, and cursors have 26
@@ -146,12 +146,10 @@ fn directions(rows: &Rows, within: Within) -> Vec<DirectionOnDevice> {
         return Vec::new();
     }
     fn of<T: Real>(values: &[T], dim: usize, within: Within) -> Vec<DirectionOnDevice> {
-        let of = |row: &[T]| {
-            let Direction { unit, mean, inverse } = within.direction(row);
+        map_in_parallel(values.len() / dim, TASK, |row| {
+            let Direction { unit, mean, inverse } = within.direction(&values[row * dim..][..dim]);
             DirectionOnDevice { unit, mean, inverse }
-        };
-        let some = |rows: &[T]| rows.chunks_exact(dim).map(of).collect::<Vec<_>>();
-        in_parallel(values.chunks(TASK * dim), some).into_iter().flatten().collect()
+        })
     }
     let dim = rows.matrix().dim();
     let narrow = rows.reals::<f32>().map(|values| of(values, dim, within));

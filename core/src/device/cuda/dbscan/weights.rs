@@ -1,7 +1,7 @@
 //! Weights as 128-bit integers, whose sums are exact.
 
 use super::structs::Weight;
-use crate::parallel::in_parallel;
+use crate::parallel::{in_parallel, map_in_parallel};
 
 /// Bits of the largest weight: the sum of two still fits into 128 bits.
 const BITS: i32 = 126;
@@ -27,10 +27,9 @@ pub(super) fn parts_of(weights: &[f64], min_points: u64) -> Option<(Vec<Weight>,
         return None;
     }
     let enough = u128::from(min_points) << shift;
-    let part = |weight: &f64| Weight::from(used(*weight).map_or(enough, |w| in_parts(w, shift)));
-    let all =
-        in_parallel(weights.chunks(TASK), |some: &[f64]| some.iter().map(part).collect::<Vec<_>>());
-    Some((all.concat(), enough.into()))
+    let part =
+        |row: usize| used(weights[row]).map_or(enough, |weight| in_parts(weight, shift)).into();
+    Some((map_in_parallel(weights.len(), TASK, part), enough.into()))
 }
 
 /// The exponent of a positive number's lowest set bit.
