@@ -22,7 +22,7 @@ pub(in crate::exec) trait Evictable: Send + Sync {
 /// The memory that is short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::exec) enum MemoryOf {
-    /// Any pool that cannot evict by itself.
+    /// Any pool that cannot evict by itself: memory in those that can is of no use there.
     Host,
     /// The [`EvictingPool`] at this address.
     Pool(usize),
@@ -56,7 +56,7 @@ pub(in crate::exec) fn grow(reservation: &MemoryReservation, bytes: usize) -> Re
     }
 }
 
-/// A memory pool that releases the idle bases of its sessions before it refuses any consumer, operators
+/// A memory pool that releases the idle bases and indexes of its sessions before it refuses any consumer, operators
 /// of DataFusion included.
 #[derive(Debug)]
 pub struct EvictingPool(pub Arc<dyn MemoryPool>);

@@ -19,7 +19,7 @@ use super::index_file::IndexFile;
 use crate::algo::knn::{LoadedTables, StoredBase, open_stored};
 use crate::device::AnyDevice;
 use crate::error::{Error, Result as OwnResult};
-use crate::exec::operator::evictable::{Evictable, MemoryOf, register};
+use crate::exec::operator::evictable::{Evictable, EvictingPool, MemoryOf, register};
 use crate::exec::operator::streams::{PoolBudget, computing};
 use crate::exec::read::vector_reader::VectorReader;
 use crate::index::lsh::Table;
@@ -35,6 +35,8 @@ pub(crate) struct StoredIndex {
     /// The vectors and tables in memory, locked while they are read.
     read: AsyncMutex<InMemory>,
     bases: Mutex<Vec<DeviceCopy>>,
+    /// The address of the [`EvictingPool`] in which memory was last reserved; `None` if it was another.
+    pool: Mutex<Option<usize>>,
 }
 
 /// The vectors, one entry per element kind, and the tables.
@@ -81,7 +83,13 @@ impl Residence {
 
 impl Evictable for StoredIndex {
     fn evict(&self, of: MemoryOf) -> bool {
-        if let MemoryOf::Pool(_) = of {
+        let is_asked = match (of, *lock(&self.pool)) {
+            (MemoryOf::Device, _) | (MemoryOf::Host, None) => true,
+            (MemoryOf::Pool(pool), Some(of_memory)) => pool == of_memory,
+            // Memory in another pool would not help.
+            (MemoryOf::Host, Some(_)) | (MemoryOf::Pool(_), None) => false,
+        };
+        if !is_asked {
             return false;
         }
         // A locked index is in use.
@@ -95,7 +103,7 @@ impl Evictable for StoredIndex {
         };
         let before = held(&bases, &read);
         bases.retain(|on_device| is_used(&on_device.base));
-        if of == MemoryOf::Host {
+        if of != MemoryOf::Device {
             read.tables.take_if(|tables| !is_used(tables));
             // Vectors on a device are in use there.
             read.vectors.retain(is_used);
@@ -115,7 +123,8 @@ impl StoredIndex {
         name: String,
     ) -> OwnResult<Arc<Self>> {
         let file = IndexFile::open(store, path, name).await?;
-        let index = Arc::new(Self { file, read: AsyncMutex::default(), bases: Mutex::default() });
+        let (read, bases, pool) = (AsyncMutex::default(), Mutex::default(), Mutex::default());
+        let index = Arc::new(Self { file, read, bases, pool });
         let owner: Weak<dyn Evictable> = Arc::<Self>::downgrade(&index);
         register(owner);
         Ok(index)
@@ -201,6 +210,8 @@ impl StoredIndex {
 
     /// The job with a memory budget of the index.
     fn budgeted_job(&self, pool: &Arc<dyn MemoryPool>, job: &Job) -> Job {
+        let evicting = pool.downcast_ref::<EvictingPool>();
+        *lock(&self.pool) = evicting.map(|pool| std::ptr::from_ref(pool).addr());
         let held = MemoryConsumer::new(format!("index {}", self.file.name())).register(pool);
         job.clone().with_budget(Arc::new(PoolBudget(held)))
     }

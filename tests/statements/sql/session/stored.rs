@@ -283,8 +283,26 @@ pub async fn residence() -> Result<(), Failed> {
         rows(0, 300_000, "List(Float64)")
     );
     execute(&ctx, "SET neighbors.device = 'cpu'").await?;
+    // Memory here is of no use to a session of another pool.
+    let (other, _) = limited(1 << 20)?;
+    check(text(&other, &large).await.is_err(), "a small pool holds a large base")?;
+    check(pool.reserved() == held, "another session's pool has taken the index")?;
     execute(&ctx, &large).await?;
     check(pool.reserved() < held, "nothing was given up")?;
+    // Joins that need up to the whole pool, and cannot spill.
+    let (alone, _) = limited(24 << 20)?;
+    let mut has_given_way = false;
+    for rows in (1..20).map(|i| i * 100_000) {
+        let join = format!(
+            "SELECT count(*) FROM range(0, {rows}) a JOIN range(0, {rows}) b ON a.value = b.value"
+        );
+        check(text(&ctx, CALL).await? == expected, "another answer")?;
+        let Ok(without) = text(&alone, &join).await else { break };
+        check(text(&ctx, &join).await? == without, format!("another answer of {rows} rows"))?;
+        has_given_way |= pool.reserved() < held;
+    }
+    check(has_given_way, "no join needed the memory of the index")?;
+    execute(&ctx, &large).await?;
     let shown = text(&ctx, &format!("EXPLAIN ANALYZE {CALL}")).await?;
     check(shown.contains("(loaded)"), format!("it was given up, but\n{shown}"))?;
     check(text(&ctx, CALL).await? == expected, "another answer after it was given up")?;
